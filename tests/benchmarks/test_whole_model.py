@@ -1,74 +1,121 @@
-"""The models of the grid have the stated dims, and ideal times count bytes and FLOPs."""
+"""Whole models: what is served, resumed and reported. Engines are faked."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.engines.whole_model import ideal
-from benchmarks.engines.whole_model.models import SHAPES, Batch, models
-from vllm_gac.layout.dims import LINEARS
+from benchmarks.common.engine_process import EngineError
+from benchmarks.common.json_lines import lines_of
+from benchmarks.engines.whole_model import serve
+from benchmarks.engines.whole_model.cells import CELLS, Cell, chosen
+from benchmarks.engines.whole_model.models import SHAPES, model
+from benchmarks.engines.whole_model.report import result_of
 
-ROOFS = ideal.Roofs(4e12, 7e14)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_heterogeneous_plan_has_the_bytes_of_the_uniform_one(shape: str) -> None:
-    every = {model.name: model.layout for model in models(SHAPES[shape].dense)}
-    plan, twin = every["heterogeneous"], every["heads-96-64"]
-    assert len({(x.key.size, x.value.size) for x in plan.layers}) >= 6
-    assert len({(x.key.size, x.value.size) for x in twin.layers}) == 1
-    assert (plan.parameters, plan.kv_elements) == (twin.parameters, twin.kv_elements)
-    for layer, past in zip(plan.layers, every["misaligned"].layers, strict=True):
-        assert layer.intermediate_size % 8 == 0
-        assert past.intermediate_size == layer.intermediate_size + 1
-        assert (past.key, past.value) == (layer.key, layer.value)
+TINY = SHAPES["tiny"]
+LLAMA = SHAPES["llama3-8b"].dense
 
 
-def test_models_are_those_of_the_table() -> None:
-    every = {model.name: model for model in models(SHAPES["llama3-8b"].dense)}
-    assert next(iter(every)) == "dense"
-    assert round(every["dense"].layout.parameters / 1e9, 2) == 8.03
-    latent = every["latent-64"].layout.layers[0]
+@pytest.mark.parametrize("name", sorted({cell.model for cell in CELLS}))
+def test_every_cell_has_a_model(name: str) -> None:
+    dense = model("dense", TINY.dense).layout
+    layout = model(name, TINY.dense).layout
+    assert layout.parameters <= dense.parameters
+    assert layout.kv_elements <= dense.kv_elements
+
+
+def test_models_have_the_dims_of_their_names() -> None:
+    assert round(model("dense", LLAMA).layout.parameters / 1e9, 2) == 8.03
+    latent = model("latent-64", LLAMA).layout.layers[0]
     assert (latent.key.form, latent.key.heads, latent.key.size) == ("latent", 8, 64)
     assert (latent.value.heads, latent.value.size) == (4, 128)
-    grouped = every["groups-192-128"].layout.layers[0]
-    assert (grouped.key.heads, grouped.key.size, grouped.value.heads) == (4, 192, 4)
-    assert not every["heads-128-128"].layout.layers[0].key.rope_table
-    palu = every["palu-heads"].layout
+    palu = model("palu-heads", LLAMA).layout
     assert [x.key.size for x in palu.layers[:4]] == [114, 118, 122, 126]
     assert [x.value.size for x in palu.layers[:4]] == [114, 117, 121, 125]
-    assert palu == every["palu-heads-repaired"].layout
-    assert all(
-        model.layout.layers[0].intermediate_size == 11520 for model in list(every.values())[1:4]
-    )
+    assert palu == model("palu-heads-repaired", LLAMA).layout
+    low_rank = model("low-rank-merged", TINY.dense)
+    assert low_rank.options == {"weights": "dummy", "merge_factors": True}
+    assert any(layer.ranks for layer in low_rank.layout.layers)
 
 
-@pytest.mark.parametrize("percent", [70, 80, 90])
-def test_low_rank_models_keep_their_share_of_the_parameters(percent: int) -> None:
-    every = {model.name: model.layout for model in models(SHAPES["llama3-8b"].dense)}
-    dense, low_rank = every["dense"], every[f"low-rank-{percent}"]
-    assert low_rank.parameters / dense.parameters == pytest.approx(percent / 100, abs=5e-3)
-    assert low_rank.kv_elements == dense.kv_elements
-    for layer in low_rank.layers:
-        assert set(layer.ranks) == set(LINEARS)
-        assert all(rank % 64 == 0 for rank in layer.ranks.values())
+def test_an_unknown_cell_is_refused() -> None:
+    with pytest.raises(SystemExit, match="--cells"):
+        chosen("dense bf8")
+    assert [cell.model for cell in chosen("latent-64 bf16+bf16")] == ["latent-64"]
 
 
-def test_ideal_counts_bytes_and_flops_of_the_dense_model() -> None:
-    dense = models(SHAPES["llama3-8b"].dense)[0].layout
-    batch = Batch(3, 100, 5)
-    embeddings = 128256 * 4096
-    weights, cached = 2 * (dense.parameters - embeddings), 2 * 32 * 8 * (128 + 128)
-    steps = sum(weights + 3 * context * cached for context in (101, 102, 103, 104))
-    assert ideal.decode_bytes(dense, batch) == steps
-    norms = 65 * 4096
-    linears = dense.parameters - 2 * embeddings - norms
-    pairs = 100 * 101 // 2
-    attention = 2 * 2 * 32 * 128 * 32 * pairs  # q k and p v, heads, head size, layers
-    assert ideal.prefill_flops(dense, batch) == 3 * (200 * linears + attention + 2 * embeddings)
-    flops, read = ideal.prefill_flops(dense, batch), ideal.decode_bytes(dense, batch)
-    assert ideal.cost(dense, batch).seconds(ROOFS) == pytest.approx(flops / 7e14 + read / 4e12)
+class FakeEngine:
+    """Answers as an engine does, without a process."""
+
+    running = 0
+    started: list[dict[str, Any]]
+    broken = ""
+
+    def __init__(self, name: str, log: Path) -> None:
+        self.name, self.log = name, log
+
+    def start(self, **options: Any) -> None:
+        FakeEngine.running += 1
+        assert FakeEngine.running == 1
+        assert json.loads((Path(options["model"]) / "config.json").read_text())
+        FakeEngine.started.append(options)
+
+    def wait(self, seconds: float | None = None) -> float:
+        return 12.0
+
+    def ask(self, question: Callable[..., Any], *, seconds: float, **arguments: Any) -> Any:
+        if self.name == FakeEngine.broken:
+            raise EngineError("died: out of memory")
+        software = {"machine": "GPU", "vllm": "1", "torch": "2", "triton": "3"}
+        return {
+            "facts": {"kv_tokens": 10, **software},
+            "batch_seconds": {"seconds": 0.5, "decode_seconds": 0.25},
+        }[question.__name__]
+
+    def close(self, patience: float = 0.0) -> None:
+        FakeEngine.running -= 1
 
 
-def test_realized_is_the_promised_part_of_the_speedup() -> None:
-    assert ideal.realized(1.3, 1.3) == pytest.approx(1)
-    assert ideal.realized(0.9, 1.2) == pytest.approx(-0.5)
-    assert ideal.realized(1.3, 1.0) is None
+def rows_of(out: Path, cells: Sequence[Cell], seconds: float = 1e9) -> list[dict[str, Any]]:
+    FakeEngine.started = []
+    serving = serve.Serving(out, TINY, time.monotonic() + seconds, longest=10)
+    serve.serve_all(cells, serving, partial(model, dense=TINY.dense))
+    return lines_of(out / serve.ROWS)
+
+
+def test_a_failure_stops_nothing_and_only_what_is_missing_is_served_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "Engine", FakeEngine)
+    cells = chosen("dense fp8+fp8,dense-own-attention fp8+fp8,heads-96-64 fp8+fp8")
+    monkeypatch.setattr(FakeEngine, "broken", cells[1].name)
+    rows = rows_of(tmp_path, cells)
+    assert [row["cell"] for row in rows if "error" in row] == [cells[1].name]
+    monkeypatch.setattr(FakeEngine, "broken", "")
+    rows = rows_of(tmp_path, cells)
+    (own,) = FakeEngine.started
+    assert (own["attention_backend"], own["kv_cache_dtype"]) == ("GAC", "fp8")
+    assert len([row for row in rows if "batch" in row]) == len(cells) * len(TINY.batches)
+
+    (tmp_path / "run.json").write_text('{"shape": "tiny", "commit": "c", "date": "2026-01-01"}')
+    found = result_of(tmp_path)
+    assert [row[0] for row in found.rows] == [cells[0].name, cells[1].name, cells[2].name]
+    assert found.rows[0][1:] == (10, 0.5, 0.5)
+    assert found.ratio(found.rows[2], "2x64->1, s") == 1.0
+
+
+def test_nothing_is_begun_after_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "Engine", FakeEngine)
+    assert rows_of(tmp_path, CELLS[:2], seconds=-1) == []
+
+
+def test_a_result_of_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"shape": "tiny", "commit": "c", "date": "2026-01-01"}')
+    with pytest.raises(SystemExit, match="nothing is timed yet"):
+        result_of(tmp_path)

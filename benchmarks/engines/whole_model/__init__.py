@@ -1,4 +1,10 @@
-"""Models of Llama-3-8B's shape in vLLM: `grid` serves them, `predicted` compares with a profile.
+"""Models of Llama-3-8B's shape in vLLM, with random weights.
 
-models.py and planned.py make the models, engine.py times one, ideal.py says what could be saved.
+    python -m benchmarks.engines.whole_model run OUT [--cells NAMES]   # continues what is there
+    python -m benchmarks.engines.whole_model report OUT RESULT.json
+    python -m benchmarks.engines.whole_model list
+
+A cell is a model in one precision. One engine serves all batches of a cell, and each batch is a
+line of OUT/rows.jsonl as soon as it is timed. models.py and cells.py say what is served, serve.py
+times it, report.py makes the result, and predicted.py compares the steps with a profile.
 """

@@ -1,15 +1,20 @@
 """The models, a dense one and compressed variants of its shape, and the batches to time."""
 
 import json
-import math
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, TypeAlias
 
-from benchmarks.common.llama3_8b import DENSE, compressed
-from vllm_gac.layout.dims import LINEARS, ModelLayout, breakeven_rank, layout_of
+from benchmarks.common.llama3_8b import DENSE, SERVED_IN_FP8, compressed, without_weights
+from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.planning.planner import prior_plan
+from vllm_gac.planning.request import PlanRequest
+
+# Sections of the `gac` object.
+Layers: TypeAlias = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +41,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A dense model's config, and the batches to time. The last batch is for a few models only."""
+    """A dense model's config, the batches to time, and more arguments of LLM(...)."""
 
     dense: dict[str, Any]
     batches: tuple[Batch, ...]
     engine: dict[str, Any] = field(default_factory=dict)
 
 
-# The MLP width of Llama-3-8B.
-_FULL_WIDTH = 14336
 SHAPES = {
     "llama3-8b": Shape(
         DENSE,
@@ -60,58 +63,41 @@ SHAPES = {
         DENSE
         | {
             "hidden_size": 256,
-            "intermediate_size": _FULL_WIDTH // 32,
+            "intermediate_size": 448,
             "num_hidden_layers": 8,
             "num_attention_heads": 16,
             "head_dim": 64,
             "vocab_size": 1024,
             "max_position_embeddings": 512,
         },
-        (Batch(2, 64, 1), Batch(1, 16, 8), Batch(3, 16, 8), Batch(4, 48, 8, 1), Batch(5, 48, 8, 1)),
+        (Batch(2, 64, 1), Batch(3, 16, 8)),
         {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 26},
     ),
 }
-
-# The dims below are for Llama-3-8B, whose heads are of 128; other shapes scale them.
-WIDTH = 11520
-# (r_k, r_v, MLP width) of the classes of layers, which take turns through the model. Together they
-# have as many parameters and as large a cache as eight layers of (96, 64, WIDTH).
-CLASSES = (
-    (128, 96, 12800), (112, 80, 12288), (96, 96, 12032), (96, 64, 11520),
-    (80, 64, 11520), (96, 48, 11008), (64, 48, 10752), (80, 32, 10240),
-)  # fmt: skip
-
+# The dims below are for Llama-3-8B; other shapes scale them.
+_HEAD_DIM, _WIDTH, _NARROW = 128, 14336, 11520
 # Head sizes of PaLU's Llama-3-8B at a ratio of 0.8, by table 7 of "When Smaller Is Slower".
-PALU_SIZES = (114, 117, 121, 125)
-
-# Ranks are multiples of a GPU's tile.
-RANK_MULTIPLE = 64
-RANK_PAST = 37  # by which misaligned ranks are larger
-
-
-class Dims(NamedTuple):
-    """A layer: form, heads and size of the keys, heads and size of the values, and MLP width.
-
-    Sizes and width are for Llama-3-8B; `past` is added to the scaled width.
-    """
-
-    form: str
-    key_heads: int
-    key_size: int
-    value_heads: int
-    value_size: int
-    width: int = WIDTH
-    past: int = 0
+_PALU_SIZES = (114, 117, 121, 125)
+_HALF_CACHE = PlanRequest(param_ratio=0.8, kv_ratio=0.5, gpu="h200")
+_HALF_CACHE_FP8 = replace(_HALF_CACHE, **SERVED_IN_FP8)
+_LOW_RANK = PlanRequest(param_ratio=0.8, methods=("lowrank",), gpu="h200")
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model; `options` are those of --model-loader-extra-config, None if it is dense."""
+    """One model.
 
-    name: str
+    Attributes:
+        what: Its layers, in words.
+        config: Its config.json.
+        options: Those of --model-loader-extra-config; None if vLLM's own loader makes the weights.
+        engine: More arguments of LLM(...).
+    """
+
     what: str
     config: dict[str, Any]
     options: dict[str, Any] | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def layout(self) -> ModelLayout:
@@ -123,127 +109,75 @@ class Model:
         (directory / "config.json").write_text(json.dumps(self.config, indent=1) + "\n")
 
 
-def models(dense: dict[str, Any]) -> list[Model]:
-    """The dense model and the compressed ones, the most informative first."""
-    heads, count = dense["num_key_value_heads"], dense["num_hidden_layers"]
-    half = heads // 2
+def model(name: str, dense: dict[str, Any]) -> Model:
+    """The model of this name; a plan takes seconds.
 
-    def uniform(name: str, what: str, *dims: Any) -> Model:
-        layers = [Dims(*dims)] * count
-        return Model(name, f"width {WIDTH}, {what}", _config(dense, layers), {"weights": "dummy"})
-
-    def equal_heads(r_k: int, r_v: int) -> Model:
-        what = f"{heads} heads of ({r_k}, {r_v})"
-        return uniform(f"heads-{r_k}-{r_v}", what, "rotary", heads, r_k, heads, r_v)
-
-    def grouped(r_k: int) -> Model:
-        what = f"{half} heads of ({r_k}, 128) for {heads}"
-        return uniform(f"groups-{r_k}-128", what, "rotary", half, r_k, half, 128)
-
-    def plan(past: int) -> dict[str, Any]:
-        classes = (CLASSES[i % len(CLASSES)] for i in range(count))
-        dims = (Dims("rotary", heads, r_k, heads, r_v, width, past) for r_k, r_v, width in classes)
-        return _config(dense, list(dims))
-
-    def palu() -> dict[str, Any]:
-        sizes = (PALU_SIZES[i % len(PALU_SIZES)] for i in range(count))
-        dims = (Dims("rotary", heads, r, heads, r, _FULL_WIDTH) for r in sizes)
-        return _config(dense, list(dims))
-
-    def low_rank(name: str, what: str, linears: Iterable[str], share: float) -> Model:
-        return Model(name, what, _low_rank(dense, linears, share), {"weights": "dummy"})
-
-    unpadded = {"weights": "dummy", "align": "none"}
-    return [
-        Model("dense", "as it was", dense),
-        equal_heads(96, 64),
-        equal_heads(64, 64),
-        equal_heads(96, 96),
-        Model(
-            "heterogeneous",
-            f"{len(CLASSES)} classes of sizes and widths in turn, the bytes of heads-96-64",
-            plan(0),
-            {"weights": "dummy"},
-        ),
-        Model("misaligned", "heterogeneous, each width + 1, served unpadded", plan(1), unpadded),
-        Model("palu-heads", "heads of 114 to 126, whole MLPs, served unpadded", palu(), unpadded),
-        Model("palu-heads-repaired", "the same, padded to load", palu(), {"weights": "dummy"}),
-        uniform(
-            "latent-64",
-            f"{heads} latents of 64, {half} value heads of 128",
-            *("latent", heads, 64, half, 128),
-        ),
-        uniform(
-            "latent-128",
-            f"{half} latents of 128 for {heads} keys, {half} value heads of 128",
-            *("latent", half, 128, half, 128),
-        ),
-        grouped(192),
-        grouped(128),
-        equal_heads(128, 128),
-        *(
-            low_rank(
-                f"low-rank-{percent}",
-                f"every linear low rank, {percent} % of the parameters",
-                LINEARS,
-                _share_of_linears(dense, percent / 100),
-            )
-            for percent in (80, 90, 70)
-        ),
-        low_rank(
-            "low-rank-mlp",
-            "MLPs low rank, 75 % of theirs",
-            [n for n in LINEARS if "mlp" in n],
-            0.75,
-        ),
-        Model(
-            "low-rank-misaligned",
-            f"low-rank-80, each rank + {RANK_PAST}, served unpadded",
-            _low_rank(dense, LINEARS, _share_of_linears(dense, 0.8), RANK_PAST),
-            unpadded,
-        ),
-    ]
-
-
-def _share_of_linears(dense: dict[str, Any], share: float) -> float:
-    """What linears keep if `share` of all parameters stays, embeddings and norms whole."""
-    layout = layout_of(dense)
-    layer = layout.layers[0]
-    linears = sum(math.prod(layout.linear_shape(layer, name)) for name in LINEARS)
-    linears *= len(layout.layers)
-    return 1 - (1 - share) * layout.parameters / linears
-
-
-def _low_rank(
-    dense: dict[str, Any], linears: Iterable[str], share: float, past: int = 0
-) -> dict[str, Any]:
-    """The config of the dense model with `share` of the parameters of `linears`, factorized.
-
-    Each rank is then larger by `past`.
+    Raises:
+        KeyError: There is no such model.
     """
-    layout = layout_of(dense)
-    layer = layout.layers[0]
-    ranks = {}
-    for name in linears:
-        tiles = breakeven_rank(layout, layer, name, share) / RANK_MULTIPLE
-        ranks[name] = RANK_MULTIPLE * max(round(tiles), 1) + past
-    factorized = replace(layer, ranks=MappingProxyType(ranks)).section()
-    return compressed(dense, [factorized] * len(layout.layers))
+    section = partial(_section, dense)
+    count = dense["num_hidden_layers"]
+    heads = dense["num_key_value_heads"]
+
+    def of(what: str, layers: Layers, **options: Any) -> Model:
+        return Model(what, compressed(dense, list(layers)), {"weights": "dummy", **options})
+
+    def palu() -> Layers:
+        sizes = (_PALU_SIZES[i % len(_PALU_SIZES)] for i in range(count))
+        return [section("rotary", heads, size, heads, size, _WIDTH) for size in sizes]
+
+    if name == "dense":
+        return Model("as it was", dense)
+    if name == "dense-own-attention":
+        what = "as it was, with our decode kernel"
+        return Model(what, dense, engine={"attention_backend": "GAC"})
+    if name == "heads-96-64":
+        what = f"MLP width {_NARROW}, {heads} heads of (96, 64)"
+        return of(what, [section("rotary", heads, 96, heads, 64)] * count)
+    if name == "latent-64":
+        what = f"MLP width {_NARROW}, {heads} latents of 64, {heads // 2} value heads of 128"
+        return of(what, [section("latent", heads, 64, heads // 2, 128)] * count)
+    if name == "palu-heads":
+        return of("heads of 114 to 126, whole MLPs, served unpadded", palu(), align="none")
+    if name == "palu-heads-repaired":
+        return of("the same, padded while loading", palu())
+    if name == "planned":
+        what = "the planner's dims for 80 % of the parameters and half the cache"
+        return of(what, _planned(dense, _HALF_CACHE))
+    if name == "planned-fp8":
+        what = "the same, for 64 requests of 1,250 tokens in FP8 with an FP8 cache"
+        return of(what, _planned(dense, _HALF_CACHE_FP8))
+    if name == "low-rank-merged":
+        what = "all linear layers low rank, 80 % of the parameters, merged while loading"
+        return of(what, _planned(dense, _LOW_RANK), merge_factors=True)
+    raise KeyError(name)
 
 
-def _config(dense: dict[str, Any], layers: list[Dims]) -> dict[str, Any]:
-    return compressed(dense, [_section(dense, dims) for dims in layers])
+def _planned(dense: dict[str, Any], request: PlanRequest) -> Layers:
+    with tempfile.TemporaryDirectory() as folder:
+        # A plan names the config that it is for. Dims are all that it needs beside.
+        (Path(folder) / "config.json").write_text(json.dumps(dense))
+        plan = prior_plan(without_weights(Path(folder), dense), request)
+    return [layer.model_dump(mode="json") for layer in plan.layers]
 
 
-def _section(dense: dict[str, Any], dims: Dims) -> dict[str, Any]:
-    head_dim, width = dense["head_dim"], dense["intermediate_size"]
-    size = dims.key_size * head_dim // 128
+def _section(
+    dense: dict[str, Any],
+    form: Literal["rotary", "latent"],
+    key_heads: int,
+    key_size: int,
+    value_heads: int,
+    value_size: int,
+    width: int = _NARROW,
+) -> dict[str, Any]:
+    head_dim = dense["head_dim"]
+    size = key_size * head_dim // _HEAD_DIM
     size += size % 2  # RoPE rotates pairs
-    own = (dims.key_heads, size) == (dense["num_key_value_heads"], head_dim)
+    own = (key_heads, size) == (dense["num_key_value_heads"], head_dim)
     return {
-        "key": {"form": dims.form, "heads": dims.key_heads, "size": size},
-        "value": {"heads": dims.value_heads, "size": dims.value_size * head_dim // 128},
-        "intermediate_size": dims.width * width // _FULL_WIDTH + dims.past,
+        "key": {"form": form, "heads": key_heads, "size": size},
+        "value": {"heads": value_heads, "size": value_size * head_dim // _HEAD_DIM},
+        "intermediate_size": width * dense["intermediate_size"] // _WIDTH,
         # Keys that lost pairs have rotation frequencies of their own.
-        "rope_table": dims.form == "rotary" and not own,
+        "rope_table": form == "rotary" and not own,
     }

@@ -1,0 +1,68 @@
+"""The cells, each a model in one precision, the most telling first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+BF16: Final = "bf16"
+FP8: Final = "fp8"
+# vLLM's own caches of four bits, by their names in vLLM.
+FOUR_BITS = ("int4_per_token_head", "turboquant_4bit_nc")
+DENSE = "dense"
+# The dense model with our decode kernel: nothing is compressed.
+OWN_ATTENTION = "dense-own-attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A model, and the types of its weights and of its cache."""
+
+    model: str
+    weights: str
+    cache: str
+
+    @property
+    def types(self) -> str:
+        return f"{self.weights}+{self.cache}"
+
+    @property
+    def name(self) -> str:
+        """The name in files and tables."""
+        return f"{self.model} {self.types}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of LLM(...)."""
+        weights = {"quantization": "fp8_per_tensor"} if self.weights == FP8 else {}
+        return weights | ({} if self.cache == BF16 else {"kv_cache_dtype": self.cache})
+
+
+_FORMS = (DENSE, OWN_ATTENTION, "heads-96-64", "planned", "latent-64")
+CELLS = tuple(
+    Cell(*named)
+    for named in (
+        (DENSE, FP8, FP8),
+        ("planned-fp8", FP8, FP8),
+        *((form, FP8, FP8) for form in _FORMS[1:]),
+        ("low-rank-merged", FP8, FP8),
+        *((DENSE, FP8, cache) for cache in FOUR_BITS),
+        *((form, BF16, BF16) for form in _FORMS),
+        ("palu-heads", BF16, BF16),
+        ("palu-heads-repaired", BF16, BF16),
+    )
+)
+
+
+def chosen(names: str | None) -> Sequence[Cell]:
+    """The cells of these names, separated by commas; all by default.
+
+    Raises:
+        SystemExit: There is no such cell.
+    """
+    if names is None:
+        return CELLS
+    known = {cell.name: cell for cell in CELLS}
+    asked = names.split(",")
+    if unknown := [name for name in asked if name not in known]:
+        raise SystemExit(f"--cells: no cell {unknown[0]!r}; there are: {', '.join(known)}")
+    return [known[name] for name in asked]

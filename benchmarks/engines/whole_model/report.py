@@ -1,0 +1,88 @@
+"""The result of a run: seconds of each batch, compared with the first cell."""
+
+import json
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.json_lines import lines_of
+from benchmarks.common.result import RANDOM_WEIGHTS, Better, Cell, Chart, Result, on_machine
+from benchmarks.engines.whole_model.cells import CELLS
+from benchmarks.engines.whole_model.models import SHAPES
+from benchmarks.engines.whole_model.serve import ROWS
+
+MODULE = "benchmarks.engines.whole_model"
+
+
+def result_of(runs: Path) -> Result:
+    """The result of a directory of rows.
+
+    Raises:
+        SystemExit: Nothing was timed yet.
+    """
+    rows = lines_of(runs / ROWS)
+    facts = json.loads((runs / "run.json").read_text())
+    batches = [batch.name for batch in SHAPES[facts["shape"]].batches]
+    starts = {row["cell"]: row for row in rows if "startup_seconds" in row}
+    seconds = {
+        (row["cell"], row["batch"]): float(f"{statistics.median(row['seconds']):.4g}")
+        for row in rows
+        if "batch" in row
+    }
+    if not seconds:
+        raise SystemExit(f"{runs / ROWS}: nothing is timed yet; run it first")
+    served = [cell for cell in CELLS if cell.name in starts]
+    columns = [f"{batch}, s" for batch in batches]
+    table: list[tuple[Cell, ...]] = [
+        (
+            cell.name,
+            starts[cell.name]["kv_tokens"],
+            *(seconds.get((cell.name, batch)) for batch in batches),
+        )
+        for cell in served
+    ]
+    compared: dict[str, Better] = {"KV tokens": "more"}
+    compared |= dict.fromkeys(columns, "less")
+    names = ",".join(cell.name for cell in served)
+    return Result(
+        title=f"Models of {facts['shape']}'s shape in vLLM",
+        question="How fast is each model, and how many tokens does its cache hold?",
+        answer=_answer(table),
+        command=f"python -m {MODULE} run OUT --cells {shlex.quote(names)}",
+        commit=facts["commit"],
+        date=facts["date"],
+        **on_machine(starts[served[-1].name]),
+        weights=RANDOM_WEIGHTS,
+        columns=("model", "KV tokens", *columns),
+        rows=tuple(table),
+        compared=compared,
+        chart=Chart(label="model", bars=tuple(columns), axis=f"times as fast as {table[0][0]}"),
+        notes=(
+            "A batch is prompts x their length -> tokens of each answer; seconds are the median of "
+            "its runs. One engine a row, vLLM's defaults. Behind a model are the types of "
+            "weights+cache.",
+            *dict.fromkeys(f"{cell.model}: {starts[cell.name]['what']}." for cell in served),
+            *_failures(rows),
+        ),
+    )
+
+
+def _answer(table: Sequence[Sequence[Cell]]) -> str:
+    """The least and the most that each model gains over the first one."""
+    first, *others = table
+    parts = []
+    for row in others:
+        pairs = zip(first[2:], row[2:], strict=True)
+        ratios = [
+            a / b for a, b in pairs if isinstance(a, int | float) and isinstance(b, int | float)
+        ]
+        if ratios:
+            parts.append(f"{row[0]} {min(ratios):.2f} to {max(ratios):.2f}")
+    return f"Times as fast as {first[0]}: {'; '.join(parts) or 'nothing to compare'}."
+
+
+def _failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    last = {row["cell"]: row for row in rows}
+    return [f"{cell} failed: {row['error']}" for cell, row in last.items() if "error" in row]

@@ -1,0 +1,117 @@
+"""Serves the cells, one engine after the other, and appends what is timed to rows.jsonl."""
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.engine_process import Engine, EngineError, asking_until
+from benchmarks.common.engine_questions import batch_seconds, facts
+from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_line
+from benchmarks.engines.whole_model.cells import Cell
+from benchmarks.engines.whole_model.models import Batch, Model, Shape
+
+ROWS = "rows.jsonl"
+_SHUTDOWN_SECONDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How engines are started.
+
+    Attributes:
+        out: Directory of the rows.
+        shape: Of the models.
+        deadline: The end of all, by `time.monotonic()`.
+        longest: Seconds after which an answer counts as hanging.
+    """
+
+    out: Path
+    shape: Shape
+    deadline: float
+    longest: float
+
+
+def missing(cell: Cell, batches: Sequence[Batch], rows: Sequence[Mapping[str, Any]]) -> list[Batch]:
+    """The batches of a cell that have no row yet."""
+    done = {(row["cell"], row["batch"]) for row in rows if "batch" in row}
+    return [batch for batch in batches if (cell.name, batch.name) not in done]
+
+
+def serve_all(cells: Sequence[Cell], serving: Serving, make: Callable[[str], Model]) -> None:
+    """Serve what has no row yet. An engine that fails is a row, too, and stops nothing."""
+    path = serving.out / ROWS
+    without_a_cut_line(path)
+    for cell in cells:
+        batches = missing(cell, serving.shape.batches, lines_of(path))
+        if not batches or time.monotonic() > serving.deadline:
+            continue
+        append = functools.partial(_append, path, cell.name)
+        try:
+            _serve(cell, batches, make(cell.model), serving, append)
+        except EngineError as error:
+            append(error=str(error)[:500])
+
+
+def _serve(
+    cell: Cell,
+    batches: Sequence[Batch],
+    model: Model,
+    serving: Serving,
+    append: Callable[..., None],
+) -> None:
+    """Start the engine, then time each batch."""
+    directory = serving.out / "models" / cell.model
+    model.write(directory)
+    log = cell.name.replace(" ", "-").replace("+", "-")
+    engine = Engine(cell.name, serving.out / "logs" / f"{log}.log")
+    try:
+        engine.start(**_arguments(cell, model, directory, serving.shape))
+        ask = asking_until(engine, serving.deadline, serving.longest)
+        about = ask(facts)
+        append(
+            startup_seconds=round(engine.wait(), 1),
+            what=model.what,
+            parameters=model.layout.parameters,
+            **{key: about[key] for key in ("kv_tokens", "machine", "vllm", "torch", "triton")},
+        )
+        for batch in batches:
+            # A smaller one warms up.
+            _times(ask, Batch(min(batch.prompts, 16), batch.length, min(batch.output, 8)), -1)
+            runs = [_times(ask, batch, number) for number in range(batch.runs)]
+            append(
+                batch=batch.name,
+                **{key: [round(run[key], 4) for run in runs] for key in runs[0]},
+            )
+    finally:
+        engine.close(_SHUTDOWN_SECONDS)
+
+
+def _times(ask: Callable[..., Any], batch: Batch, seed: int) -> dict[str, float]:
+    size = {"prompts": batch.prompts, "length": batch.length, "output": batch.output}
+    times: dict[str, float] = ask(batch_seconds, **size, seed=seed)
+    return times
+
+
+def _arguments(cell: Cell, model: Model, directory: Path, shape: Shape) -> dict[str, Any]:
+    """Arguments of LLM(...): vLLM's defaults, except what the measurements need."""
+    weights: dict[str, Any] = {"load_format": "dummy"}
+    if model.options is not None:
+        weights = {"load_format": "gac", "model_loader_extra_config": model.options}
+    return {
+        "model": str(directory),
+        "skip_tokenizer_init": True,
+        "disable_log_stats": False,  # requests then record when their tokens came
+        "seed": 0,
+        **weights,
+        **cell.options,
+        **model.engine,
+        **shape.engine,
+    }
+
+
+def _append(path: Path, cell: str, **values: Any) -> None:
+    append_line(path, {"cell": cell, **values})
+    print(cell, *(f"{name}={value}" for name, value in values.items()), flush=True)

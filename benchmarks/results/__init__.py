@@ -1,0 +1,1 @@
+"""Results, a JSON file each, and what makes pages of them: `python -m benchmarks.results`."""
