@@ -32,7 +32,6 @@ from vllm_gac.planning.request import PlanRequest
         ("objective", "speed", "objective speed: expected one of concave, linear"),
         ("max_loss", 1, "max_loss 1: expected a share above 0 and below 1: 1 % is 0.01"),
         ("latency", float("inf"), "latency inf: expected a number above 0"),
-        ("heal_tokens", 0, "heal_tokens 0: expected an integer of at least 1"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(field: str, value: Any, said: str) -> None:

@@ -95,34 +95,12 @@ def test_the_command_prints_tables(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert main(["repair", str(model), "--out", str(out), "--redecompose", "--quiet"]) == 0
+    assert main(["repair", str(model), "--out", str(out), "--quiet"]) == 0
     said = capsys.readouterr().out
     assert f"vllm serve {out} --load-format gac" in said
     assert re.search(r"^parameters  [\d,]+ -> [\d,]+ \(\+[\d.]+ %\)$", said, re.MULTILINE)
     assert re.search(r"^head +4 +3 +\+", said, re.MULTILINE)
     assert re.search(r"^head +18 +24 +1 +\+33\.33 % +- +-$", said, re.MULTILINE)
-    assert "layers.0.self_attn.q_proj: rank 9 re-decomposed at 8" in said
-
-
-def test_redecomposing_lowers_ranks_and_says_what_is_lost(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ("repair", model, "--out", tmp_path / "out", "--redecompose", "--quiet")
-    said = result(capsys, *arguments)
-    ranks = [layer.ranks for layer in open_checkpoint(tmp_path / "out").layout.layers]
-    assert ranks[0] == {"self_attn.q_proj": 8, "mlp.down_proj": 16}
-    assert ranks[1] == {"self_attn.k_proj": 8, "mlp.gate_proj": 16}
-    lowered = {change["name"]: change for change in said["lowered"]}
-    assert lowered.keys() == {"layers.0.self_attn.q_proj", "layers.1.self_attn.k_proj"}
-    for name, change in lowered.items():
-        a, b = (
-            load_file(model / "model.safetensors")[f"model.{name}.{part}.weight"].double()
-            for part in "AB"
-        )
-        s = torch.linalg.svdvals(b @ a)
-        expected = s[change["after"] :].norm() / s.norm()
-        assert change["relative_error"] == pytest.approx(float(expected))
-    assert "re-decomposed at 8" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_dense_and_pruned_models_can_be_repaired(tmp_path: Path) -> None:
@@ -204,7 +182,7 @@ def test_an_unknown_gpu_is_refused_before_anything_is_written(
 def test_a_stopped_run_is_resumed_to_the_same_bytes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = repair(model, tmp_path / "whole", RepairRequest(redecompose=True), progress=False)
+    whole = repair(model, tmp_path / "whole", progress=False)
     real, written = atomic_files.write_tensors, []
 
     def stopped(path: Path, *args: Any) -> None:
@@ -217,17 +195,16 @@ def test_a_stopped_run_is_resumed_to_the_same_bytes(
     with monkeypatch.context() as patch:
         patch.setattr("vllm_gac.checkpoint.layer_shards.write_tensors", stopped)
         with pytest.raises(KeyboardInterrupt):
-            repair(model, out, RepairRequest(redecompose=True), progress=False)
+            repair(model, out, progress=False)
     assert not out.exists()
     with pytest.raises(CheckpointError, match="--resume"):
-        repair(model, out, RepairRequest(redecompose=True), progress=False)
-    other = RepairRequest(strategy="optimal", redecompose=True)
+        repair(model, out, progress=False)
+    other = RepairRequest(strategy="optimal")
     with pytest.raises(CheckpointError, match="strategy"):
         repair(model, out, other, resume=True, progress=False)
-    resumed = repair(model, out, RepairRequest(redecompose=True), resume=True, progress=False)
+    resumed = repair(model, out, resume=True, progress=False)
     assert resumed == whole
     assert files_of(out) == files_of(tmp_path / "whole")
-    assert repair(model, tmp_path / "third", progress=False).lowered == []
 
 
 def test_a_run_stopped_after_the_renaming_only_cleans_up(
@@ -236,15 +213,14 @@ def test_a_run_stopped_after_the_renaming_only_cleans_up(
     def stop(directory: Path) -> None:
         raise KeyboardInterrupt
 
-    done = repair(model, tmp_path / "whole", RepairRequest(redecompose=True), progress=False)
+    done = repair(model, tmp_path / "whole", progress=False)
     with monkeypatch.context() as patch:
         patch.setattr("vllm_gac.runs.workspace._remove", stop)
         with pytest.raises(KeyboardInterrupt):
-            repair(model, tmp_path / "out", RepairRequest(redecompose=True), progress=False)
-    with pytest.raises(CheckpointError, match="redecompose"):
-        repair(model, tmp_path / "out", resume=True, progress=False)
-    again = repair(
-        model, tmp_path / "out", RepairRequest(redecompose=True), resume=True, progress=False
-    )
+            repair(model, tmp_path / "out", progress=False)
+    other = RepairRequest(strategy="optimal")
+    with pytest.raises(CheckpointError, match="strategy"):
+        repair(model, tmp_path / "out", other, resume=True, progress=False)
+    again = repair(model, tmp_path / "out", resume=True, progress=False)
     assert again == done
     assert not (tmp_path / "out.partial").exists()

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from vllm_gac.errors.shown import sentence
 from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED, perplexity_range
-from vllm_gac.planning.regained import outside_trials
 
 if TYPE_CHECKING:
     from vllm_gac.planning.plan_file import Plan, PlanBudget
@@ -54,8 +53,6 @@ def print_budgets(plan: "Plan") -> None:
         print(f"{'expected loss':13}  {loss:.4f} nats per token ({source})")
         if measured:
             print(f"{'':13}  On other text: {perplexity_range(loss)}, by the project's own trials.")
-    if (healed := _healed(plan)) is not None:
-        print(f"{'':13}  {healed}")
     held = _bytes(plan)
     if held is not None:
         print(
@@ -64,24 +61,10 @@ def print_budgets(plan: "Plan") -> None:
         )
     if isinstance(asked := plan.notes.get("max_loss"), float):
         best = "fastest" if held is None else "smallest"
-        after = "" if healed is None else " after healing"
         print(
             f"{'asked':13}  perplexity at most {asked:.2%} higher: the {best} plan if it loses "
-            f"{USUALLY_OVER_EXPECTED} times what is expected{after}, the median of the trials"
+            f"{USUALLY_OVER_EXPECTED} times what is expected, the median of the trials"
         )
-
-
-def _healed(plan: "Plan") -> str | None:
-    """What a healing is expected to leave, if the plan is for one."""
-    match plan.notes.get("healing"):
-        case {"tokens": int(tokens), "expected_loss": float(left), "error": float(error)}:
-            outside = outside_trials(tokens, plan.parameters.dense)
-            return (
-                f"After healing on {tokens:,} tokens: {left:.4f} (one standard deviation: "
-                f"{max(left - error, 0):.4f} to {left + error:.4f}), by what that won back in the "
-                f"project's trials{'' if outside is None else f'; {outside}'}."
-            )
-    return None
 
 
 def _bytes(plan: "Plan") -> tuple[int, int] | None:

@@ -1,7 +1,7 @@
 """`vllm-gac repair`: pad a model's dims to aligned ones."""
 
 import argparse
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm_gac.cli.options import (
@@ -18,7 +18,6 @@ from vllm_gac.cli.output import print_json, print_table, serve_hint
 from vllm_gac.steps.repair_request import RepairRequest
 
 if TYPE_CHECKING:
-    from vllm_gac.alignment.lowered_ranks import Lowered
     from vllm_gac.steps.repair_report import RepairReport, Size
 
 
@@ -61,20 +60,13 @@ def run(args: argparse.Namespace) -> int:
     )
     report = repair_report(done.before, done.after, gpu, request.tensor_parallel_size)
     if args.json:
-        print_json(
-            {
-                "out": str(args.out),
-                "strategy": request.strategy,
-                **report.as_json(),
-                "lowered": [asdict(change) for change in done.lowered],
-            }
-        )
+        print_json({"out": str(args.out), "strategy": request.strategy, **report.as_json()})
     else:
-        _print(args, report, done.lowered)
+        _print(args, report)
     return 0
 
 
-def _print(args: argparse.Namespace, report: "RepairReport", lowered: "list[Lowered]") -> None:
+def _print(args: argparse.Namespace, report: "RepairReport") -> None:
     print(f"parameters  {_size(report.parameters)}")
     print(f"KV cache    {_size(report.kv_bytes_per_token)} bytes per token, 16-bit")
     print()
@@ -99,11 +91,6 @@ def _print(args: argparse.Namespace, report: "RepairReport", lowered: "list[Lowe
                 )
                 for c in report.changes
             ],
-        )
-    for change in lowered:
-        print(
-            f"{change.name}: rank {change.before} re-decomposed at {change.after}, "
-            f"{change.relative_error:.2e} of its Frobenius norm lost"
         )
     print(f"\n{serve_hint(args.out)}")
 

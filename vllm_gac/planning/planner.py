@@ -21,7 +21,6 @@ from vllm_gac.planning.losses import Losses, read_losses
 from vllm_gac.planning.plan_file import Plan, PlanBudget
 from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.problem import Problem, Problems, Solution
-from vllm_gac.planning.regained import ERROR, left_after
 from vllm_gac.planning.request import PlanRequest
 
 # Losses of other models predict those of this one no closer than this, in nats per token. Equal
@@ -131,11 +130,6 @@ def prior_plan(model: Checkpoint, request: PlanRequest, other: OtherPlan | None 
     if request.needs_statistics:
         raise PlanError(f"{request.needs_statistics}: needs statistics; give them with --stats")
     if other is not None:
-        if request.heal_tokens is not None:
-            raise PlanError(
-                "--heal-tokens: another model's dims do not say what is lost, nor what healing "
-                "leaves of it; give --stats, too"
-            )
         problems, notes = Problems(model, other.layout.layers), {"losses": "implied"} | other.notes
         losses = implied_losses(other, request.methods)
         found = best_plan(model, losses, request, notes, _PRIOR_TOLERANCE, problems)
@@ -159,7 +153,7 @@ def best_plan(
 
     Args:
         model: The dense model.
-        losses: The expected loss of every dim of every layer, before healing.
+        losses: The expected loss of every dim of every layer.
         request: What the plan is to keep.
         notes: More entries for the plan's notes.
         tolerance: A plan is good enough if no other loses less by more than this, in nats per
@@ -197,7 +191,6 @@ def best_plan(
         | about_time
         | _about_loss(request, problem, found.layers, model.layout)
         | ({"times": about} if about else {})
-        | _about_healing(request.heal_tokens, found.loss)
         | dict(notes or {}),
     )
 
@@ -213,14 +206,6 @@ def _about_loss(
         dense_bytes, used = (problem.minimized(of) for of in (dense.layers, layers))
         about["bytes"] = {"dense": dense_bytes, "used": used}
     return about
-
-
-def _about_healing(tokens: int | None, lost: float) -> dict[str, Any]:
-    """What the notes say of a healing: the loss that it is expected to leave, and how surely."""
-    if tokens is None:
-        return {}
-    left, error = round(left_after(tokens) * lost, 6), round(ERROR * lost, 6)
-    return {"healing": {"tokens": tokens, "expected_loss": left, "error": error}}
 
 
 def _no_slower_solution(

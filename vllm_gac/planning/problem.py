@@ -24,7 +24,6 @@ from vllm_gac.planning.proportional import (
     straight_lines,
     within_window,
 )
-from vllm_gac.planning.regained import left_after
 from vllm_gac.planning.request import PlanRequest
 
 # Because of fused GEMMs, the time of a layer differs a little from that of its parts. If a plan
@@ -162,8 +161,7 @@ class Problem:
         values, limits = self._values(losses), dict(self._limits)
         self.check_feasible()
         if self._request.max_loss is not None:
-            before = expected_for(self._request.max_loss) / left_after(self._request.heal_tokens)
-            return self._within_loss(values, before, tolerance)
+            return self._within_loss(values, expected_for(self._request.max_loss), tolerance)
         for _ in range(_ATTEMPTS):
             found = self._choose(values, limits, tolerance)
             if self.microseconds is None or self.deployment is None:
@@ -312,7 +310,7 @@ class Problem:
             least = self._choose(by, self._limits, tolerance).loss
             if least <= most:
                 raise
-            least *= USUALLY_OVER_EXPECTED * left_after(self._request.heal_tokens)
+            least *= USUALLY_OVER_EXPECTED
             raise PlanError(
                 f"--max-loss {self._request.max_loss:.2%}: what else is asked for is expected to "
                 f"lose {math.expm1(least):.2%} at least; allow more"

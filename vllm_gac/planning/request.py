@@ -40,8 +40,7 @@ class PlanRequest:
     layers in a mean step, predicted from the profile of `gpu`. It is a budget only if `latency`
     (in microseconds) or `latency_ratio` is given. With `max_loss`, the plan is the fastest one that
     is expected to lose at most this share of the perplexity, and ratios are further budgets; if
-    `minimize` is "bytes", it is the one with the fewest bytes of weights and cache. With
-    `heal_tokens`, this is the loss that a healing on so many tokens is expected to leave. The
+    `minimize` is "bytes", it is the one with the fewest bytes of weights and cache. The
     deployment is known if `gpu`, one of these three or an option of the batch is given. In that
     case the plan has no dim that takes as long as a larger one, unless it is to have the fewest
     bytes.
@@ -74,16 +73,6 @@ class PlanRequest:
             "that are given are kept to, too",
             kind="loss",
             group="first",
-        ),
-    )
-    heal_tokens: int | None = field(
-        default=None,
-        kw_only=True,
-        metadata=option(
-            "--heal-tokens",
-            "tokens of a healing: plans say what loss it is expected to leave, and --max-loss is "
-            "the loss after it",
-            kind="count",
         ),
     )
     minimize: Minimized = field(

@@ -21,7 +21,6 @@ from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.options import record_of
 from vllm_gac.planning.plan_file import Plan, planned_layout, read_plan
 from vllm_gac.planning.planner import measured_plan, prior_plan
-from vllm_gac.planning.regained import outside_trials
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import write_statistics
 from vllm_gac.steps.calibration_text import described, given_files
@@ -91,8 +90,7 @@ def compress(
         held_out: Texts that were not calibrated on, to measure the loss on if the plan's request
             has a `max_loss`: models are written and measured, at most five, until one is near it.
         heal: Texts, as of `heal`, that each of these models is healed on before it is measured, on
-            the `heal_tokens` that the plan's request is for, in several passes if there are fewer.
-            Empty: none is.
+            the request's `heal_tokens`. Empty: none is.
         revision: A branch, tag or commit of a model on the Hub. None: main.
         device: The torch device to compute on.
         resume: Whether to continue a run that was stopped.
@@ -139,7 +137,7 @@ def compress(
         heal=heal,
     )
     checkpoint, healing = inputs.checkpoint, None
-    if isinstance(inputs.plan, PlanRequest) and (tokens := inputs.plan.heal_tokens) is not None:
+    if inputs.heal and (tokens := request.heal_tokens) is not None:
         healing = HealingTries(
             checkpoint, inputs.heal, tokens, request.sequence_length, device, progress
         )
@@ -148,7 +146,7 @@ def compress(
         if run.finished:
             return _recorded(run.model, checkpoint)
         if isinstance(inputs.plan, PlanRequest) and inputs.held_out:
-            logger.info(_announced(checkpoint, inputs.plan))
+            logger.info(_announced(checkpoint, inputs.plan, healing))
         stats, calibrated_on = inputs.stats, None
         if inputs.calibration:
             stats, calibrated_on = run.work / "stats.safetensors", described(calibration)
@@ -197,7 +195,7 @@ def _recorded(out: Path, dense: Checkpoint) -> Compressed:
     return Compressed(dense.layout, planned_layout(dense, plan), plan, reached)
 
 
-def _announced(checkpoint: Checkpoint, request: PlanRequest) -> str:
+def _announced(checkpoint: Checkpoint, request: PlanRequest, healing: HealingTries | None) -> str:
     """What a run by a loss will cost and gain, before it starts."""
     gain, healed = "other models would lose more by such a request, so it may not be met", ""
     assert request.max_loss is not None
@@ -213,12 +211,8 @@ def _announced(checkpoint: Checkpoint, request: PlanRequest) -> str:
             f"{request.minimize}"
         )
     sought = "fastest" if request.minimize == "time" else "smallest"
-    if (tokens := request.heal_tokens) is not None:
-        outside = outside_trials(tokens, checkpoint.layout.parameters)
-        healed = (
-            f", each after a healing on {tokens:,} tokens, and planned to lose more before it by "
-            f"what the project's trials won back{'' if outside is None else f' ({outside})'}"
-        )
+    if healing is not None:
+        healed = f", each after a healing on {healing.tokens:,} tokens"
     return (
         f"the {sought} model whose perplexity is at most {request.max_loss:.2%} higher: one "
         f"calibration, then up to {MAX_TRIES} models are written and measured{healed}; {gain}; "

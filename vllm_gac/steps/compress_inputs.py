@@ -73,8 +73,7 @@ class CompressInputs:
             raise CheckpointError("--calibration has no effect with --stats; give one of them")
         texts = calibration_texts(directory, calibration) if shrinks and stats is None else []
         measured_on = _held_out(directory, held_out, plan)
-        tokens = plan.heal_tokens if isinstance(plan, PlanRequest) else None
-        healed_on = _healed_on(heal, tokens, by_loss=bool(measured_on))
+        healed_on = _healed_on(heal, request.heal_tokens, by_loss=bool(measured_on))
         sums = {
             name: [sha256_of(text) for text in files]
             for name, files in (
@@ -166,10 +165,7 @@ def _healed_on(given: Sequence[str | Path], tokens: int | None, by_loss: bool) -
             "--heal has no effect without --max-loss; heal what was written with 'vllm-gac heal'"
         )
     if tokens is not None and not given:
-        raise CheckpointError(
-            "--heal-tokens: give --heal FILE, too; 'vllm-gac plan --heal-tokens' says what a later "
-            "healing is expected to leave of the loss"
-        )
+        raise CheckpointError("--heal-tokens has no effect without --heal FILE; give it, too")
     if given and tokens is None:
         raise CheckpointError(
             "--heal: give --heal-tokens N, too; each model that is tried is trained on N tokens"

@@ -36,7 +36,6 @@ from vllm_gac.steps.calibration_text import given_files
 from vllm_gac.steps.heal_choices import choices
 from vllm_gac.steps.heal_inputs import HealInputs
 from vllm_gac.steps.heal_request import HealRequest
-from vllm_gac.steps.healing_expectation import advice, expectation
 from vllm_gac.steps.model_card import healed_card
 from vllm_gac.steps.model_run import Output
 from vllm_gac.steps.rewritten import write_beside
@@ -158,7 +157,6 @@ def heal(
         if processes.broadcast(run.finished):
             return _recorded(out)
         logger.info(_announcement(steps, inputs, request, device, processes.count))
-        logger.info(expectation(steps.steps * steps.batch * inputs.length))
         distillation, weights = _models(inputs, request, processes, at_once)
         state = run.work / HEALING
         healing = Healing(
@@ -243,7 +241,7 @@ def _announcement(
 
 
 def _no_better(student: Checkpoint, guard: Guard, steps: Schedule, length: int) -> str:
-    """What happened, what was to be expected, and what to do."""
+    """What happened, and what to do."""
     before, finite = guard.before, [found for found in guard.curve if math.isfinite(found[1])]
     nothing = f"{student.directory}: has not become better, so nothing was written"
     if before.divergence < _NOTHING_LOST:
@@ -268,8 +266,8 @@ def _no_better(student: Checkpoint, guard: Guard, steps: Schedule, length: int) 
     tokens = steps.steps * steps.batch * length
     return (
         f"{nothing}: after training on {tokens:,} tokens at a learning rate of "
-        f"{steps.learning_rate:g}, {what}; {expectation(tokens)}; "
-        f"{advice(tokens, steps.learning_rate, divergence >= before.divergence)}"
+        f"{steps.learning_rate:g}, {what}; give more --tokens and other text, or a lower "
+        "--learning-rate"
     )
 
 

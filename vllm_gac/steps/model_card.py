@@ -81,17 +81,9 @@ def imported_card(source: Checkpoint, format: str, files: Sequence[Path], dtype:
     )
 
 
-def repaired_card(source: Checkpoint, after: ModelLayout, entry: Mapping[str, Any]) -> str:
-    """The card of a model whose dims were padded to those of `after`.
-
-    `entry` is what config.json says of the repair under "gac".
-    """
+def repaired_card(source: Checkpoint, after: ModelLayout, strategy: str) -> str:
+    """The card of a model whose dims were padded to those of `after`, aligned by `strategy`."""
     before = source.layout
-    lowered = "".join(
-        f"\n{c['name']}: rank {c['before']} re-decomposed at {c['after']}, "
-        f"{c['relative_error']:.2e} of its Frobenius norm lost."
-        for c in entry["lowered"]
-    )
     base = base_model(source)
     return _card(
         base,
@@ -101,7 +93,7 @@ def repaired_card(source: Checkpoint, after: ModelLayout, entry: Mapping[str, An
         "|---|---:|---:|\n"
         f"| parameters | {before.parameters:,} | {after.parameters:,} |\n"
         f"| KV cache, numbers per token | {before.kv_elements:,} | {after.kv_elements:,} |",
-        f"Dims are padded with zeros, alignment {entry['strategy']}.{lowered}",
+        f"Dims are padded with zeros, alignment {strategy}.",
         _layer_table(after),
     )
 

@@ -61,7 +61,7 @@ def reach_loss(
     """Write the fastest or smallest model that is measured to lose at most `request.max_loss`.
 
     It becomes model/ in the `workspace`. With `healing`, models are healed before they are
-    measured, and the request is for models that are. Returns its plan, and what config.json says of
+    measured. Returns its plan, and what config.json says of
     the loss. Raises PlanError if no model is within the loss.
     """
     assert request.max_loss is not None
@@ -87,10 +87,10 @@ def reach_loss(
         assert plan.nanoseconds is not None
         assert plan.expected_loss is not None
         assert found.interval is not None
-        held, healed = plan.notes.get("bytes"), plan.notes.get("healing")
+        held = plan.notes.get("bytes")
         one = Try(
             planned_for=allowed,
-            expected_loss=plan.expected_loss if healed is None else healed["expected_loss"],
+            expected_loss=plan.expected_loss,
             time=plan.nanoseconds.used / plan.nanoseconds.dense,
             ratio=found.ratio,
             low=found.interval[0],

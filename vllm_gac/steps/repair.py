@@ -3,25 +3,22 @@
 The output directory appears only when it is complete (see runs/workspace.py).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vllm_gac.alignment.lowered_ranks import Lowered, lower_ranks
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.zero_padding import new_table, padded_tensor
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
-from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.writer import fingerprint
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import VERSION
 from vllm_gac.options import record_of
-from vllm_gac.steps.lower_some_ranks import lowered_layout
 from vllm_gac.steps.model_card import repaired_card
 from vllm_gac.steps.model_run import Output, refuse_broken
 from vllm_gac.steps.repair_request import RepairRequest
@@ -30,11 +27,10 @@ from vllm_gac.steps.rewritten import refuse_mixed, write_beside
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The layouts of a model before and after a repair, and the ranks that went down."""
+    """The layouts of a model before and after a repair."""
 
     before: ModelLayout
     after: ModelLayout
-    lowered: list[Lowered] = field(default_factory=list)
 
 
 def repair(
@@ -46,9 +42,7 @@ def repair(
     resume: bool = False,
     progress: bool = True,
 ) -> Repaired:
-    """Pad the dims of a compressed model to dims that GPU kernels like.
-
-    The logits do not change, unless the request says `redecompose`.
+    """Pad the dims of a compressed model to dims that GPU kernels like. The logits do not change.
 
     Args:
         model: A model directory in any format that can be served, or its id on the Hub.
@@ -59,7 +53,7 @@ def repair(
         progress: Whether to show a progress bar on stderr.
 
     Returns:
-        The layouts before and after, and the ranks that went down.
+        The layouts before and after.
 
     Raises:
         CheckpointError: The model could not be served, or lies in `out`.
@@ -79,85 +73,46 @@ def repair(
     _, source = open_any_format(directory)
     refuse_broken(source)
     refuse_mixed(source, "repair")
-    before, gpu = source.layout, request.gpu
-    lowered = lowered_layout(source, request, progress) if request.redecompose else before
     after = padded_layout(
-        lowered, request.strategy, gpu, request.tensor_parallel_size, request.multiples
+        source.layout,
+        request.strategy,
+        request.gpu,
+        request.tensor_parallel_size,
+        request.multiples,
     )
     with output.run({"model": fingerprint(source), **record_of(request)}) as run:
-        if run.finished:
-            return Repaired(before, after, _recorded(run.model))
-        changes = _write_shards(source, lowered, after, run.model, progress)
-        entry = _entry(request, changes)
-        card = repaired_card(source, after, entry)
-        write_beside(source, after, {"repair": entry}, card, run.model)
-    return Repaired(before, after, changes)
+        if not run.finished:
+            _write_shards(source, after, run.model, progress)
+            card = repaired_card(source, after, request.strategy)
+            write_beside(source, after, {"repair": _entry(request)}, card, run.model)
+    return Repaired(source.layout, after)
 
 
-def _entry(request: RepairRequest, changes: Sequence[Lowered]) -> dict[str, Any]:
+def _entry(request: RepairRequest) -> dict[str, Any]:
     """What config.json says of the repair under "gac"."""
     asked = record_of(request)
     return {
         **{name: asked[name] for name in ("strategy", "gpu", "tensor_parallel_size")},
         "quantized": asdict(request.multiples),
         "tool": f"vllm-gac {VERSION}",
-        "lowered": [asdict(change) for change in changes],
     }
 
 
-def _write_shards(
-    source: Checkpoint,
-    lowered: ModelLayout,
-    after: ModelLayout,
-    directory: Path,
-    progress: bool,
-) -> list[Lowered]:
-    """Write the shards of the padded model, and return the ranks that went down on the way."""
-    changes: dict[int, list[Lowered]] = {}
+def _write_shards(source: Checkpoint, after: ModelLayout, directory: Path, progress: bool) -> None:
+    """Write the shards of the padded model."""
+    before = source.layout
 
-    def lowered_layer(index: int) -> dict[str, torch.Tensor]:
-        weights = read_layer(source.layout, read, index)
-        changes[index] = [
-            Lowered(f"layers.{index}.{c.name}", c.before, c.after, c.relative_error)
-            for c in lower_ranks(weights, source.layout.layers[index], lowered.layers[index])
-        ]
-        return weights
-
-    def make_layer(index: int) -> dict[str, torch.Tensor]:
-        return _padded_layer(source, lowered, after, index, lowered_layer(index))
+    def padded_layer(index: int) -> dict[str, torch.Tensor]:
+        prefix = f"model.layers.{index}."
+        padded = {
+            name: padded_tensor(before, after, prefix + name, tensor)
+            for name, tensor in read_layer(before, read, index).items()
+        }
+        if (table := new_table(before, after, source.config.rope, index)) is not None:
+            padded["self_attn.rope_inv_freq"] = table
+        return padded
 
     with source.reader() as read, torch.inference_mode():
         write_layer_shards(
-            directory, after, make_layer, read, description="repair", progress=progress
+            directory, after, padded_layer, read, description="repair", progress=progress
         )
-        # For shards that an earlier run wrote, compute again what the lower ranks lose.
-        for index, (layer, smaller) in enumerate(
-            zip(source.layout.layers, lowered.layers, strict=True)
-        ):
-            if index not in changes and layer != smaller:
-                lowered_layer(index)
-    return [change for index in sorted(changes) for change in changes[index]]
-
-
-def _padded_layer(
-    source: Checkpoint,
-    lowered: ModelLayout,
-    after: ModelLayout,
-    index: int,
-    weights: Mapping[str, torch.Tensor],
-) -> dict[str, torch.Tensor]:
-    """The tensors of layer `index` of `after` by their names within the layer."""
-    prefix = f"model.layers.{index}."
-    padded = {
-        name: padded_tensor(lowered, after, prefix + name, tensor)
-        for name, tensor in weights.items()
-    }
-    if (table := new_table(lowered, after, source.config.rope, index)) is not None:
-        padded["self_attn.rope_inv_freq"] = table
-    return padded
-
-
-def _recorded(out: Path) -> list[Lowered]:
-    """The ranks that went down when `out` was written, from its config.json."""
-    gac = open_checkpoint(out).config.gac
-    return [Lowered(**change) for change in gac.source["repair"]["lowered"]] if gac else []

@@ -58,15 +58,6 @@ class RepairRequest:
             choices=sorted(LINEAR_MULTIPLES),
         ),
     )
-    redecompose: bool = field(
-        default=False,
-        metadata=option(
-            "--redecompose",
-            "let some ranks go to the allowed one below, so that padding the others costs no "
-            "parameters: not exact",
-            kind="switch",
-        ),
-    )
 
     def __post_init__(self) -> None:
         """Refuse, by its flag, what no repair can be asked for."""

@@ -10,7 +10,7 @@ class Try:
 
     Attributes:
         planned_for: The expected loss that its plan was allowed, in nats per token.
-        expected_loss: What it expects to lose, after healing if it was to be healed.
+        expected_loss: What its plan expects to lose, before healing.
         time: Its predicted time, as a share of the dense model's.
         ratio: Its perplexity over the dense model's on held-out text.
         low: The lower end of the ratio's 95 % interval.
