@@ -49,7 +49,9 @@ def add_parser(verbs: Verbs) -> None:
         "tool made of MODEL, as 'import' takes it, or a JSON file of its ranks, {LINEAR: RANK}",
     )
     parser.add_argument("--out", type=path, metavar="PLAN.json", help="write the plan here")
-    parser.add_argument("--plot", type=path, metavar="FILE.svg", help="draw the plan here")
+    parser.add_argument(
+        "--plot", type=path, metavar="FILE.svg", help="draw the plan here, with the extra plots"
+    )
     add_planning(parser)
     add_papers(parser)
     add_json(parser)
@@ -62,12 +64,12 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.checkpoint.hub import model_directory
     from vllm_gac.checkpoint.open import open_checkpoint
     from vllm_gac.errors import PlanError
-    from vllm_gac.planning.picture import svg
     from vllm_gac.planning.planner import plan
-    from vllm_gac.planning.plot import draw_plan
 
     if args.plot is not None and args.plot.suffix.lower() != ".svg":
         args.usage_error(f"--plot {args.plot}: only SVG is drawn; name it so")
+    if args.plot is not None:
+        from vllm_gac.planning.plot import svg_of  # before the work: it needs an extra
     for file in (args.out, args.plot):
         if file is not None and os.path.lexists(file):
             raise PlanError(f"{file}: exists; remove it or choose another file")
@@ -86,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         write_json(args.out, as_json)
     if args.plot is not None:
-        write_text(args.plot, svg(draw_plan(made, open_checkpoint(model).layout)))
+        write_text(args.plot, svg_of(made, open_checkpoint(model)))
     if args.json:
         print_json(as_json)
     else:

@@ -1,4 +1,4 @@
-"""What a model that was chosen by its loss says of itself: config.json, the card, a picture."""
+"""What a model that was chosen by its loss says of itself, in config.json and on its card."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -7,11 +7,8 @@ from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.strict_json import read_json
-from vllm_gac.planning.picture import svg
 from vllm_gac.steps.tries import Try
-from vllm_gac.steps.tries_picture import draw_tries
 
-PICTURE = "loss.svg"
 _COLUMNS = ("expected loss", "perplexity higher by", "95 % interval")
 _SECTION = "\n## Asked for, and measured\n"
 
@@ -19,7 +16,7 @@ _SECTION = "\n## Asked for, and measured\n"
 def record(
     directory: Path, asked: float, best: Try, tries: Sequence[Try], heal_tokens: int | None = None
 ) -> None:
-    """Write into config.json, the card and a picture what was asked for, tried and measured.
+    """Write into config.json and the card what was asked for, tried and measured.
 
     Args:
         directory: The chosen model.
@@ -31,7 +28,6 @@ def record(
     config = read_json(directory / "config.json")
     config["gac"]["source"]["max_loss"] = as_recorded(asked, best, tries, heal_tokens)
     write_json(directory / "config.json", config)
-    write_text(directory / PICTURE, svg(draw_tries(asked, best, tries)))
     heads, healed = [*_COLUMNS, f"{best.minimized}, of dense", ""], ""
     if heal_tokens is not None:
         heads.insert(1, "before healing")
@@ -59,7 +55,7 @@ def record(
         + f"{_SECTION}\nAsked for: the model with the least {best.minimized} whose perplexity is "
         f"at most {asked:.2%} higher than the dense model's. Measured on {best.tokens:,} tokens of "
         f"held-out text{healed}:\n\n"
-        f"{text}\n\n![loss against {best.minimized}]({PICTURE})\n",
+        f"{text}\n",
     )
 
 
