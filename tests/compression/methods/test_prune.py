@@ -20,16 +20,22 @@ def covariance(samples: torch.Tensor) -> torch.Tensor:
 def test_copies_of_other_channels_go_first_and_at_no_loss() -> None:
     samples = SAMPLES.clone()
     samples[:, 5], samples[:, 17] = 2 * samples[:, 3], samples[:, 8] - samples[:, 20]
-    gate, up, down, kept = prune_channels(GATE, UP, DOWN, covariance(samples), WIDTH - 2)
+    statistics = covariance(samples)
+    gone = prune_order(DOWN, statistics, 2)[0]
+    gate, up, down, kept = prune_channels(GATE, UP, DOWN, statistics, gone)
     dense, small = samples @ DOWN.T, samples[:, kept] @ down.T
     assert (dense - small).square().mean() < 1e-5 * dense.square().mean()
     assert torch.equal(gate, GATE[kept])
     assert torch.equal(up, UP[kept])
 
 
-def test_down_is_refitted_by_least_squares() -> None:
+def test_the_others_stay_and_down_is_refitted_by_least_squares() -> None:
     mixed = SAMPLES @ torch.randn(WIDTH, WIDTH, generator=GENERATOR, dtype=torch.float64)
-    _, _, down, kept = prune_channels(GATE, UP, DOWN, covariance(mixed), 16)
+    gone = torch.tensor([3, 1, 20, 6, 7])
+    gate, up, down, kept = prune_channels(GATE, UP, DOWN, covariance(mixed), gone)
+    assert (~kept).nonzero().flatten().tolist() == sorted(gone.tolist())
+    assert torch.equal(gate, GATE[kept])
+    assert torch.equal(up, UP[kept])
     best = torch.linalg.lstsq(mixed[:, kept], mixed @ DOWN.T).solution.T
     torch.testing.assert_close(down, best, rtol=0, atol=5e-3)
 
@@ -54,16 +60,6 @@ def test_a_shorter_order_is_the_start_of_a_longer_one() -> None:
         prune_order(DOWN, statistics, 20)[0][:7].tolist()
         == prune_order(DOWN, statistics, 7)[0].tolist()
     )
-
-
-def test_scores_say_which_channels_stay_and_down_is_refitted_all_the_same() -> None:
-    mixed = SAMPLES @ torch.randn(WIDTH, WIDTH, generator=GENERATOR, dtype=torch.float64)
-    scores = torch.arange(WIDTH, dtype=torch.float64) * 7 % WIDTH
-    gate, _, down, kept = prune_channels(GATE, UP, DOWN, covariance(mixed), 16, scores)
-    assert kept.nonzero().flatten().tolist() == [i for i in range(WIDTH) if scores[i] >= 8]
-    assert torch.equal(gate, GATE[kept])
-    best = torch.linalg.lstsq(mixed[:, kept], mixed @ DOWN.T).solution.T
-    torch.testing.assert_close(down, best, rtol=0, atol=5e-3)
 
 
 def test_magnitude_is_the_energy_of_what_a_channel_adds() -> None:

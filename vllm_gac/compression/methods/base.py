@@ -1,8 +1,8 @@
 """What a compression method does: the error of every dim, and the weights for one dim."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
@@ -22,12 +22,14 @@ class MeasuredLayer:
         covariances: fp64 covariances of the inputs of linear layers, and what else was measured
             (statistics_file.py).
         inv_freq: The model's RoPE frequencies, [head_dim / 2].
+        found: What methods have computed of it and need for every dim, by their names.
     """
 
     layout: ModelLayout
     weights: Mapping[str, torch.Tensor]
     covariances: Mapping[str, torch.Tensor]
     inv_freq: torch.Tensor
+    found: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
 
 
 class Compressor(Protocol):

@@ -64,39 +64,9 @@ def factorize(
     return Factorization(scale[:rank], w @ (whitening @ vectors), vectors.T @ unwhitened)
 
 
-def weighted_spectrum(
-    weight: torch.Tensor,
-    covariance: torch.Tensor,
-    output_metric: torch.Tensor | None = None,
-    pulled_metric: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Squared singular values [min(out, in)] of M^(1/2) W C^(1/2), in descending order.
-
-    Arguments as for `factorize`. The singular values are the same for any root; the triangular root
-    is the cheapest.
-    """
-    w, c = weight.double(), covariance.double()
-    if pulled_metric is None and w.shape[0] <= w.shape[1]:
-        gram = w @ c @ w.T
-        root = None if output_metric is None else _any_root(output_metric.double())
-    else:
-        gram = _pulled(w, output_metric) if pulled_metric is None else pulled_metric.double()
-        root = _any_root(c)
-    if root is not None:
-        gram = root.T @ gram @ root
-    squares: torch.Tensor = torch.linalg.eigvalsh((gram + gram.T) / 2).flip(0).clamp_min(0)
-    return squares[: min(weight.shape)]
-
-
 def _pulled(w: torch.Tensor, output_metric: torch.Tensor | None) -> torch.Tensor:
     """W^T M W [in, in]."""
     return w.T @ w if output_metric is None else w.T @ output_metric.double() @ w
-
-
-def _any_root(covariance: torch.Tensor) -> torch.Tensor:
-    """A matrix R [n, n] with R R^T = C."""
-    root, failed = torch.linalg.cholesky_ex(covariance)
-    return _roots(covariance)[0] if failed else root
 
 
 def _spectrum(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

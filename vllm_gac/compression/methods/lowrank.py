@@ -6,7 +6,7 @@ import torch
 
 from vllm_gac.compression.methods.attended import own_columns
 from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
-from vllm_gac.compression.methods.factorization import factorize, weighted_spectrum
+from vllm_gac.compression.methods.factorization import Factorization, factorize
 from vllm_gac.compression.methods.output_metric import metric_of, of_input
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import Whitening
@@ -42,20 +42,30 @@ class LowRank:
         (compression/output_metrics.py). With it, rank r loses 1/2 sum_{j > r} s_j^2 for the
         singular values s of G^(1/2) W C^(1/2).
         """
-        weight = layer.weights[f"{self.linear}.weight"]
-        squares = weighted_spectrum(weight, self._covariance(layer), **self._metric(layer))
-        return tail_sums(squares / 2)
+        return tail_sums(self._factors(layer).singular_values.square() / 2)
 
     def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
         """`layer` with the factors in place of the linear."""
         smaller, rank = dict(layer.weights), target.ranks[self.linear]
         weight = smaller.pop(f"{self.linear}.weight")
-        metric = self._metric(layer) if self.whitening == "kfac" else {}
-        a, b = low_rank(weight, self._covariance(layer), rank, self.whitening, **metric)
+        if self.whitening == "kfac":
+            a, b = balanced(self._factors(layer), rank)
+        else:
+            a, b = low_rank(weight, self._covariance(layer), rank, self.whitening)
         smaller |= {f"{self.linear}.A.weight": a, f"{self.linear}.B.weight": b}
         if (bias := smaller.pop(f"{self.linear}.bias", None)) is not None:
             smaller[f"{self.linear}.B.bias"] = bias
-        return replace(layer, weights=smaller)
+        changed = replace(layer, weights=smaller)
+        changed.found.update(layer.found)  # the other linear layers are as they were
+        return changed
+
+    def _factors(self, layer: MeasuredLayer) -> Factorization:
+        found: Factorization | None = layer.found.get(self.name)
+        if found is None:
+            weight = layer.weights[f"{self.linear}.weight"]
+            found = factorize(weight, self._covariance(layer), **self._metric(layer))
+            layer.found[self.name] = found
+        return found
 
     def _metric(self, layer: MeasuredLayer) -> dict[str, torch.Tensor]:
         """The metric of the linear's output, as the argument of `factorize` that it is.
@@ -110,8 +120,12 @@ def low_rank(
         weighting = covariance
     elif whitening == "asvd":
         weighting = torch.diag(covariance.double().diagonal().clamp_min(1e-30).sqrt())
-    factors = factorize(weight, weighting, output_metric, pulled_metric)
+    return balanced(factorize(weight, weighting, output_metric, pulled_metric), rank)
+
+
+def balanced(factors: Factorization, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Factors A [rank, in] and B [out, rank] of equal scales."""
     up, down = factors.truncate(rank)
-    # Both factors get equal scales, which suits a later quantization per tensor.
+    # This suits a later quantization per tensor.
     balance = up.norm(dim=0).clamp_min(1e-150).sqrt()
     return down * balance[:, None], up / balance

@@ -31,9 +31,8 @@ class Channels:
 
     def errors(self, layer: MeasuredLayer) -> torch.Tensor:
         """Mean squared error of the output of down_proj at every width, chosen by obs."""
-        down, covariance = layer.weights["mlp.down_proj.weight"], layer.covariances["mlp.down_proj"]
-        _, costs = prune_order(down, covariance, down.shape[1])
-        return tail_sums(costs.flip(0))
+        full = layer.weights["mlp.down_proj.weight"].shape[1]
+        return tail_sums(self._order(layer, full)[1].flip(0))
 
     def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
         """gate_proj and up_proj with the best channels, and the refitted down_proj."""
@@ -44,9 +43,8 @@ class Channels:
             return layer
         names = [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
         gate, up, down = (layer.weights[name] for name in names)
-        covariance = layer.covariances["mlp.down_proj"]
-        scores = self._scores(layer)
-        gate, up, down, kept = prune_channels(gate, up, down, covariance, width, scores)
+        covariance, gone = layer.covariances["mlp.down_proj"], self._gone(layer, full - width)
+        gate, up, down, kept = prune_channels(gate, up, down, covariance, gone)
         weights = {**layer.weights, **dict(zip(names, (gate, up, down), strict=True))}
         for bias in ("mlp.gate_proj.bias", "mlp.up_proj.bias"):
             if bias in weights:
@@ -60,13 +58,22 @@ class Channels:
             },
         )
 
-    def _scores(self, layer: MeasuredLayer) -> torch.Tensor | None:
-        """A score for each channel [width]; None for obs, which removes them step by step."""
+    def _gone(self, layer: MeasuredLayer, count: int) -> torch.Tensor:
+        """The channels [count] that are removed."""
         if self.criterion == "obs":
-            return None
+            return self._order(layer, count)[0][:count]
         down, covariance = layer.weights["mlp.down_proj.weight"], layer.covariances["mlp.down_proj"]
-        energies: torch.Tensor = down.double().square().sum(0) * covariance.double().diagonal()
-        return energies
+        energies = down.double().square().sum(0) * covariance.double().diagonal()
+        return energies.argsort(stable=True)[:count]
+
+    def _order(self, layer: MeasuredLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`prune_order` for `count` channels or more: fewer of them are its first ones."""
+        found: tuple[torch.Tensor, torch.Tensor] | None = layer.found.get(self.name)
+        if found is None or len(found[0]) < count:
+            down = layer.weights["mlp.down_proj.weight"]
+            found = prune_order(down, layer.covariances["mlp.down_proj"], count)
+            layer.found[self.name] = found
+        return found
 
 
 def prune_order(
@@ -106,20 +113,14 @@ def prune_channels(
     up: torch.Tensor,
     down: torch.Tensor,
     covariance: torch.Tensor,
-    width: int,
-    scores: torch.Tensor | None = None,
+    gone: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """gate and up [width, hidden] and down [hidden, width] with the best `width` channels.
+    """gate and up [width, hidden] and down [hidden, width] without the channels `gone`.
 
-    The best channels have the highest `scores`; without scores, they are those that `prune_order`
-    leaves. down is refitted by least squares: W S[:, K] (S[K, K] + ridge)^-1 for the kept channels
-    K and the covariance S. Also returns K as a mask of the dense channels.
+    down is refitted by least squares: W S[:, K] (S[K, K] + ridge)^-1 for the kept channels K and
+    the covariance S. Also returns K as a mask of the dense channels.
     """
-    kept, spare = torch.ones(down.shape[1], dtype=torch.bool), down.shape[1] - width
-    if scores is None:
-        gone, _ = prune_order(down, covariance, spare)
-    else:
-        gone = scores.argsort(stable=True)[:spare]
+    kept = torch.ones(down.shape[1], dtype=torch.bool)
     kept[gone.cpu()] = False
     ridged = _ridged(covariance)
     crossed = down.double() @ ridged[:, kept]
