@@ -34,14 +34,13 @@ WRONG: dict[str, tuple[str, tuple[Any, ...]]] = {
     "revision": ("--revision", (7, b"main", "")),
     "whitening": ("--whitening", ("evil", None, ["kfac"])),
     "prune_criterion": ("--prune-criterion", ("evil", 1)),
-    "probe_tokens": ("--probe-tokens", COUNTS),
     "no_refit": ("--no-refit", (None, 1)),
     "methods": ("--method", ("heads", 7, [["heads"]], ("heads", "svd"), ())),
     "train": ("--train", ("both", 7)),
 }
 TAKEN = {
     "calibrate": "device revision",
-    "CalibrateRequest": "max_tokens sequence_length probe_tokens methods",
+    "CalibrateRequest": "max_tokens sequence_length methods",
     "compress": "device revision",
     "CompressRequest": "max_tokens sequence_length no_refit whitening prune_criterion",
     "evaluate": "device max_tokens sequence_length revision",

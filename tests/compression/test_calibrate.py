@@ -36,7 +36,7 @@ def test_covariances_are_those_of_the_linears_inputs(
     measured = check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.config_sha256)
     assert measured.tokens == 1024
     fp64 = reference(checkpoint, torch.float64)
-    tokens = calibration_sequences(model, [text], length=128, max_tokens=1024)
+    tokens = load_file(tmp_path / "stats")["tokens"]
     assert tokens.shape == (8, 128)
     with checkpoint.reader() as read:
         hidden = embed(fp64, read, tokens)
@@ -127,9 +127,10 @@ def test_work_of_another_calibration_is_not_continued(
 def test_the_file_is_plain_safetensors(model: Path, text: Path, tmp_path: Path) -> None:
     calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
     tensors = load_file(tmp_path / "stats")
-    assert tensors.pop("probes").shape == (2, 12, 2)
-    tokens = calibration_sequences(model, [text], length=128, max_tokens=1024)
-    assert torch.equal(tensors.pop("tokens"), tokens.int())
+    fit, held = tensors.pop("tokens"), tensors.pop("held")
+    assert fit.shape == (8, 128)
+    assert fit.dtype == held.dtype == torch.int32
+    assert tensors["layers.1.probes"].shape == (12, len(held))
     assert {name.split(".", 2)[1] for name in tensors} == {"0", "1"}
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
     with safe_open(tmp_path / "stats", framework="pt") as file:
@@ -194,7 +195,7 @@ def test_what_the_methods_need_is_kept_once(
         assert float(torch.linalg.eigvalsh(covariance)[0]) > -1e-6
 
 
-@pytest.mark.parametrize("of", [None, "2", "4"])
+@pytest.mark.parametrize("of", [None, "2", "5"])
 def test_statistics_of_another_format_are_refused(
     model: Path, text: Path, tmp_path: Path, of: str | None
 ) -> None:
@@ -204,7 +205,7 @@ def test_statistics_of_another_format_are_refused(
     changed = metadata if of is None else metadata | {"format": of}  # the first had no number
     save_file(load_file(tmp_path / "stats"), tmp_path / "other", changed)
     checkpoint = open_checkpoint(model)
-    said = f"statistics of format '{of or 1}', this release reads 3; calibrate again"
+    said = f"statistics of format '{of or 1}', this release reads 3 and 4; calibrate again"
     with pytest.raises(VersionError, match=said):
         check_stats(tmp_path / "other", checkpoint.layout, checkpoint.config_sha256)
 
@@ -235,14 +236,13 @@ def test_too_little_text_is_said_with_what_is_enough(
     text = write_text(tmp_path / "short.txt", 700)
     args = ["calibrate", model, "--text", text, "--sequence-length", 64, "--method", "heads"]
     assert main([*map(str, args), "--quiet", "--out", str(tmp_path / "few")]) == 0
-    assert capsys.readouterr().err == (
-        "vllm-gac: warning: 640 tokens are 6.7 for each of an MLP's 96 channels; with fewer than "
-        "8 the model that comes out is clearly worse. Give text of 1,536 tokens or more, about "
-        "0.1 MB, and no smaller --max-tokens\n"
-    )
-    write_text(text, 900)
+    few, set_aside = capsys.readouterr().err.splitlines()[::-1]
+    for said in ("576 tokens", "6.0 for each", "96 channels", "1,536 tokens", "--max-tokens"):
+        assert said in few
+    assert "only 64 tokens" in set_aside
+    write_text(text, 1800)
     assert main([*map(str, args), "--quiet", "--out", str(tmp_path / "enough")]) == 0
-    assert capsys.readouterr().err == ""
+    assert "channels" not in capsys.readouterr().err
 
 
 def test_wide_models_are_calibrated_on_more_text(
@@ -250,14 +250,14 @@ def test_wide_models_are_calibrated_on_more_text(
 ) -> None:
     asked = []
 
-    def sequences(*args: Any, max_tokens: int, **options: Any) -> torch.Tensor:
-        asked.append(max_tokens)
-        raise CheckpointError("that is all")
+    def split(*args: Any, fit_tokens: int, **options: Any) -> torch.Tensor:
+        asked.append(fit_tokens)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr("vllm_gac.steps.calibrate.calibration_sequences", sequences)
+    monkeypatch.setattr("vllm_gac.steps.calibrate.split_sequences", split)
     for width in (96, 5000):
         wide = write(tmp_path / f"{width}", config(intermediate_size=width, num_hidden_layers=1))
         for options in ({}, {"max_tokens": 99}):
-            with pytest.raises(CheckpointError, match="that is all"):
+            with pytest.raises(KeyboardInterrupt):
                 calibrate(wide, [], tmp_path / "stats", CalibrateRequest(**options))
     assert asked == [65_536, 99, 80_000, 99]

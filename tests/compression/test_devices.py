@@ -25,6 +25,7 @@ from vllm_gac.compression.measured import (
     largest_value_group,
     metrics_of,
 )
+from vllm_gac.compression.probes import DRAWS
 from vllm_gac.compression.statistics_file import FORMAT
 from vllm_gac.compression.statistics_writer import stats_file
 from vllm_gac.layout.dims import layout_of
@@ -112,8 +113,10 @@ def test_the_guide_has_the_text_and_the_statistics_of_an_8b_model() -> None:
         return f"{stats_file(Path('stats'), layout, Measured.of(metadata)).size / 1e9:.1f} GB"
 
     assert f"its statistics take {gigabytes('heads', 'prune')} on disk" in guide
-    hidden_states = 2 * ENOUGH * width * 4 * layout.hidden_size
-    assert f"the default text take {hidden_states / 1e9:.1f} GB more" in guide
+    state, held = 4 * layout.hidden_size, 1 << 14
+    hidden_states = 2 * (ENOUGH * width + held) * state
+    gradients = len(layout.layers) * DRAWS * held // 8 * state
+    assert f"its hidden states and gradients {(hidden_states + gradients) / 1e9:.1f} GB" in guide
     assert f"with low rank {gigabytes('heads', 'prune', 'lowrank')}" in guide
 
 
@@ -122,17 +125,19 @@ def test_memory_and_disk_follow_from_the_shapes() -> None:
         layout=layout_of(DENSE),
         tokens=1 << 15,
         covariances=(4096, 8192, 14336),
-        probes=8,
-        probe_tokens=2048,
+        sequence_length=512,
+        probe_tokens=0,
         metrics=(),
         metric_tokens=0,
         file_bytes=18_500_000_000,
     )
-    # An H200 took 19.9 GiB.
-    assert 17 < work.device_bytes / 2**30 < 23
+    assert 8 < work.device_bytes / 2**30 < 11
     assert work.disk_bytes == 18_500_000_000 + 2 * 32768 * 4096 * 4
-    gradients = replace(work, metrics=(4096,), metric_tokens=1 << 14)
-    assert gradients.host_bytes > 34 * (1 << 14) * 4096 * 4
+    metrics = replace(work, metrics=(4096,), metric_tokens=1 << 14)
+    assert metrics.host_bytes > 34 * (1 << 14) * 4096 * 4
+    probes = replace(work, probe_tokens=1 << 14)
+    assert probes.host_bytes > 40 * (1 << 14) * 4096 * 4
+    assert probes.disk_bytes > work.disk_bytes + 32 * 4 * (1 << 11) * 4096 * 4
     assert announcement(work, "cpu").endswith("GB of memory and 19.6 GB of disk")
 
 

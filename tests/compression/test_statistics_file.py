@@ -14,7 +14,7 @@ from tests.support.command import error
 from tests.support.dense_models import config, write, write_text
 from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.measured import STATISTICS
+from vllm_gac.compression.measured import HELD, STATISTICS, TOKENS
 from vllm_gac.compression.statistics_file import (
     check_stats,
     read_errors,
@@ -23,6 +23,8 @@ from vllm_gac.compression.statistics_file import (
     read_tokens,
 )
 from vllm_gac.errors import CheckpointError
+from vllm_gac.planning.planner import measured_plan
+from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.calibrate_request import CalibrateRequest
 
@@ -46,10 +48,12 @@ def read(measured: Path, stats: Path) -> None:
     checkpoint = open_checkpoint(measured / "model")
     found = check_stats(stats, checkpoint.layout, checkpoint.config_sha256)
     read_errors(stats, checkpoint.layout, found)
-    read_probes(stats)
+    read_probes(stats, checkpoint.layout, found)
     for index in range(len(checkpoint.layout.layers)):
         read_layer_stats(stats, found, index, "cpu")
-    read_tokens(stats, found, checkpoint.layout, checkpoint.config.max_position_embeddings)
+    longest = checkpoint.config.max_position_embeddings
+    for name in (TOKENS, HELD):
+        read_tokens(stats, found, checkpoint.layout, longest, name)
 
 
 def contents(stats: Path) -> tuple[Arrays, dict[str, str]]:
@@ -86,9 +90,10 @@ def typed(dtype: str) -> Callable[[Arrays], object]:
         (lambda arrays: arrays.pop(COVARIANCE), f"{COVARIANCE}: missing, expected F32"),
         (one("layers.0.errors.width", 3, np.nan), r"errors\.width: contains NaN"),
         (one("layers.0.errors.width", 3, -1.0), r"errors\.width: less than 0"),
-        (one("probes", 0, np.inf), "probes: contains NaN or infinity"),
+        (one("layers.1.probes", 0, np.inf), r"layers\.1\.probes: contains NaN or infinity"),
         (one("tokens", 0, -1), "tokens: -1 to"),
         (one("tokens", 9, 1 << 20), "tokens: 0 to 1048576, the model has 0 to"),
+        (one("held", 0, -1), "held: -1 to"),
     ],
 )
 def test_numbers_that_were_never_measured(
@@ -118,6 +123,7 @@ def test_numbers_that_were_never_measured(
         ({"probe_tokens": "\u0663"}, "probe_tokens: expected a number"),
         ({"tokens": "0"}, "tokens: expected one sequence of 64 at least, got 0"),
         ({"tokens": "63"}, "tokens: expected one sequence of 64 at least, got 63"),
+        ({"held_tokens": "63"}, "held_tokens: expected one sequence of 64 at least, got 63"),
     ],
 )
 def test_metadata_that_do_not_say_what_was_measured(
@@ -139,6 +145,22 @@ def test_a_sequence_longer_than_the_context_is_refused(measured: Path) -> None:
         read_tokens(stats, found, checkpoint.layout, 63)
 
 
+def test_statistics_without_text_set_aside_are_read(measured: Path, tmp_path: Path) -> None:
+    """As format 3 has them: the probes of the whole model, a divergence and a rise of the loss."""
+    arrays, metadata = contents(measured / "stats")
+    del arrays["held"]
+    old = [arrays.pop(f"layers.{index}.probes").mean(1) for index in range(2)]
+    arrays["probes"] = np.stack([np.stack((lost, 7 * lost), 1) for lost in old])
+    metadata = {key: text for key, text in metadata.items() if not key.startswith("held")}
+    save_file(arrays, tmp_path / "stats", metadata | {"format": "3"})
+    checkpoint = open_checkpoint(measured / "model")
+    request = PlanRequest(kv_ratio=0.5)
+    found = measured_plan(checkpoint, tmp_path / "stats", request)
+    expected = measured_plan(checkpoint, measured / "stats", request)
+    assert found.layers == expected.layers
+    assert found.expected_loss == pytest.approx(expected.expected_loss, rel=1e-3)
+
+
 @pytest.mark.parametrize("covariances", ["", ",,,", "mlp.down_proj"])
 def test_compression_needs_what_its_own_plan_shrinks(
     covariances: str, measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -153,7 +175,7 @@ def test_compression_needs_what_its_own_plan_shrinks(
 def test_covariances_of_few_tokens_are_covariances(measured: Path, tmp_path: Path) -> None:
     """With fewer tokens than features, a covariance is singular. It is rounded like any other."""
     text = write_text(tmp_path / "text")
-    request = CalibrateRequest(max_tokens=8, sequence_length=8, probe_tokens=0)
+    request = CalibrateRequest(max_tokens=8, sequence_length=8)
     calibrate(measured / "model", [text], tmp_path / "stats", request, progress=False)
     for index in range(2):
         stats = layer_stats(tmp_path / "stats", index)

@@ -10,15 +10,12 @@ import torch
 from tests.support.dense_models import config, write, write_text
 from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.measured import shrink_covariances
+from vllm_gac.compression.measured import HELD, shrink_covariances
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer, measurable_methods
 from vllm_gac.compression.probes import probes
 from vllm_gac.compression.reference_model import logits, reference
-from vllm_gac.compression.statistics_file import (
-    check_stats,
-    read_probes,
-)
+from vllm_gac.compression.statistics_file import check_stats, read_probes, read_tokens
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.planning.losses import Losses, measured_losses, read_losses
@@ -26,10 +23,9 @@ from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import Kept, calibrate, write_statistics
 from vllm_gac.steps.calibrate_request import CalibrateRequest
-from vllm_gac.texts.token_text import calibration_sequences
 
 METHODS = ("heads", "prune", "lowrank")
-RUN = CalibrateRequest(max_tokens=1024, sequence_length=128, probe_tokens=256)
+RUN = CalibrateRequest(max_tokens=1024, sequence_length=128)
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +37,15 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Pa
     return model, text, directory / "stats"
 
 
-def test_a_probe_is_the_model_with_that_part_compressed(
+def test_a_probe_is_about_how_far_the_model_with_that_part_compressed_diverges(
     calibrated: tuple[Path, Path, Path],
 ) -> None:
-    directory, text, stats = calibrated
+    directory, _, stats = calibrated
     checkpoint = open_checkpoint(directory)
     dense, model = checkpoint.layout, reference(checkpoint)
-    tokens = calibration_sequences(directory, [text], length=128, max_tokens=1024)[[0, 4]]
-    measured = read_probes(stats)
+    found = check_stats(stats, dense, checkpoint.config_sha256)
+    tokens = read_tokens(stats, found, dense, 256, HELD)
+    measured = read_probes(stats, dense, found).mean(2)
     with checkpoint.reader() as read, torch.inference_mode():
         whole = {name: read(name).float() for name in dense.tensors()}
         before = torch.log_softmax(logits(model, whole.__getitem__, tokens)[:, :-1], -1)
@@ -64,13 +61,8 @@ def test_a_probe_is_the_model_with_that_part_compressed(
             tensors = {n: t for n, t in whole.items() if not n.startswith(prefix)}
             tensors |= {prefix + name: tensor.float() for name, tensor in small.items()}
             after = torch.log_softmax(logits(probed, tensors.__getitem__, tokens)[:, :-1], -1)
-            targets = tokens[:, 1:, None]
-            divergence = (before.exp() * (before - after)).sum(-1).mean()
-            increase = (before - after).gather(-1, targets).mean()
-            assert measured[index, number, 0] == pytest.approx(
-                divergence.item(), rel=0.02, abs=1e-6
-            )
-            assert measured[index, number, 1] == pytest.approx(increase.item(), rel=0.02, abs=1e-5)
+            direct = float((before.exp() * (before - after)).sum(-1).mean())
+            assert 0.5 < measured[index, number] / direct < 1.5
 
 
 def test_curves_fall_to_zero_are_convex_and_meet_the_probes(
@@ -92,13 +84,12 @@ def test_curves_fall_to_zero_are_convex_and_meet_the_probes(
                 assert (np.diff(curve, 2) >= -1e-7 * curve[0]).all(), name
 
 
-def synthetic(strong: float, weak: float, text: float = 1.0) -> tuple[ModelLayout, Losses]:
+def synthetic(strong: float, weak: float) -> tuple[ModelLayout, Losses]:
     """One layer whose errors fall linearly, with the given losses at the two width probes."""
     dense = layout_of(config(num_hidden_layers=1))
     full = dense.layers[0].intermediate_size
     errors = [{"width": 1 - np.arange(full + 1) / full}]
-    measured = np.array([[[strong, text * strong], [weak, text * weak]]])
-    return dense, measured_losses(probes(dense, ("prune",)), errors, measured)
+    return dense, measured_losses(probes(dense, ("prune",)), errors, np.array([[strong, weak]]))
 
 
 def test_the_power_of_a_curve_comes_of_its_two_probes() -> None:
@@ -118,28 +109,17 @@ def test_noise_does_not_make_a_curve_concave_and_nothing_is_worth_nothing() -> N
     assert dense.layers
 
 
-def test_what_the_text_loses_corrects_what_the_predictions_diverge() -> None:
-    _, plain = synthetic(strong=0.1, weak=0.02)
-    _, worse = synthetic(strong=0.1, weak=0.02, text=1.5)
-    _, noisy = synthetic(strong=0.1, weak=0.02, text=-7.0)
-    np.testing.assert_allclose(worse[0]["width"], 1.5 * plain[0]["width"])
-    np.testing.assert_allclose(noisy[0]["width"], 0.5 * plain[0]["width"])
-
-
 def test_a_plan_needs_what_was_calibrated_for(
     calibrated: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
     directory, text, stats = calibrated
     checkpoint = open_checkpoint(directory)
     assert measured_plan(checkpoint, stats, PlanRequest(kv_ratio=0.5)).expected_loss is not None
-    pruned, unprobed = replace(RUN, methods=["prune"]), replace(RUN, probe_tokens=0)
+    pruned = replace(RUN, methods=["prune"])
     calibrate(directory, [text], tmp_path / "some", pruned, progress=False)
     with pytest.raises(PlanError, match=r"calibrated for prune, not for heads; .* --method"):
         measured_plan(checkpoint, tmp_path / "some", PlanRequest(kv_ratio=0.5))
-    calibrate(directory, [text], tmp_path / "unprobed", unprobed, progress=False)
-    with pytest.raises(PlanError, match="no sensitivities were measured"):
-        measured_plan(checkpoint, tmp_path / "unprobed", PlanRequest(kv_ratio=0.5))
-    kept = replace(Kept.to_plan(checkpoint.layout, METHODS, 256), value_group=1)
+    kept = replace(Kept.to_plan(checkpoint.layout, METHODS), value_group=1)
     write_statistics(checkpoint, [text], tmp_path / "single", kept, 1024, 128, "cpu", False)
     plan = measured_plan(checkpoint, tmp_path / "single", PlanRequest(kv_ratio=0.5))
     assert {layer.value.heads for layer in plan.layers} == {2}

@@ -30,7 +30,7 @@ def test_a_method_has_what_it_owes(method: Method) -> None:
     assert {probe.part for probe in tried} == {*parts}
     assert all(probe.layer != DENSE.layers[0] for probe in tried)
     errors = [{name: curve for name, curve in made_up_losses(DENSE)[0].items() if name in names}]
-    lost = np.array([[[0.1, 0.1], [0.02, 0.02]] * len(parts)])
+    lost = np.array([[0.1, 0.02] * len(parts)])
     measured = measured_losses(tried, errors, lost)[0]
     assert measured.keys() == {*names}
     assert all(0.1 <= curve[0] < 100 for name, curve in measured.items() if "rank" not in name)
@@ -63,7 +63,7 @@ def test_one_method_changes_each_field_of_a_layer() -> None:
 
 def test_errors_without_probes_are_not_dropped() -> None:
     tried = probes(DENSE, ["prune"])
-    measured = np.full((1, len(tried), 2), 0.1)
+    measured = np.full((1, len(tried)), 0.1)
     curve = np.linspace(1, 0, DENSE.layers[0].intermediate_size + 1)
     assert measured_losses(tried, [{"width": curve}], measured)[0].keys() == {"width"}
     with pytest.raises(ValueError, match="depth: begins with no part that has probes: rotary, "):

@@ -10,7 +10,7 @@ from tests.support import dense_models
 from tests.support.command import error, result, usage
 from tests.support.dense_models import config
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.statistics_file import check_stats, read_errors
+from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.planning.losses import read_losses
 
 OPTIONS = ("--max-tokens", 512, "--sequence-length", 64)
@@ -36,27 +36,6 @@ def stats(
         return path
 
     return made
-
-
-def test_ranks_are_planned_by_gradients_without_probes(
-    dense: Path, stats: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = stats("--method", "lowrank", "--probe-tokens", 0)
-    asked = ("plan", dense, "--stats", file, "--param-ratio", 0.8, "--method", "lowrank")
-    plan = result(capsys, *asked, "--sensitivity", "kfac")
-    assert plan["parameters"]["used"] <= plan["parameters"]["allowed"]
-    assert plan["notes"]["sensitivity"] == "kfac"
-    model = open_checkpoint(dense)
-    measured = check_stats(file, model.layout, model.config_sha256)
-    errors = read_errors(file, model.layout, measured)
-    expected = sum(
-        errors[index][f"rank.{name}"][rank]
-        for index, layer in enumerate(plan["layers"])
-        for name, rank in layer["ranks"].items()
-    )
-    assert plan["expected_loss"] == pytest.approx(expected, abs=2e-6)
-    assert any(layer["ranks"] for layer in plan["layers"])
-    assert "calibrate with --probe-tokens" in error(capsys, *asked)
 
 
 def test_beside_other_methods_only_ranks_are_judged_otherwise(

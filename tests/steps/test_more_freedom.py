@@ -36,7 +36,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         model,
         [text],
         directory / "stats",
-        CalibrateRequest(sequence_length=64, probe_tokens=1024),
+        CalibrateRequest(sequence_length=64),
         progress=False,
     )
     return model, directory / "stats"

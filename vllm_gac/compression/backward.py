@@ -1,23 +1,30 @@
 """A backward pass through a dense model, one layer in memory at a time.
 
 A forward pass keeps the hidden states that enter every layer. Then each layer, from the last to the
-first, runs again with autograd and receives the gradient of its output.
+first, runs again with autograd and receives the gradients of its output.
+
+The loss is the cross entropy of the next token, drawn from what the model itself predicts, so that
+the mean square of a gradient is the Fisher information. Tokens may be drawn several times.
 """
 
 from collections.abc import Callable, Mapping
 
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import linear
 from tqdm import tqdm
 
 from vllm_gac.compression.reference_model import (
     Reference,
     embed,
     head_weights,
+    last_norm,
     layer_outputs,
     layer_weights,
-    unembed,
 )
+
+_SEED = 0
+# Tokens whose logits are in memory at once.
+ROWS = 512
 
 
 def backward(
@@ -26,22 +33,23 @@ def backward(
     tokens: torch.Tensor,
     through: Callable[[int, Mapping[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor],
     *,
-    seed: int | None = None,
+    draws: int = 1,
+    description: str = "gradients",
     progress: bool = False,
 ) -> None:
-    """Run `tokens` [count, length] forward, and the gradient of their loss back.
+    """Run `tokens` [count, length] forward, and the gradients of their losses back.
 
     `through` is called with each layer, the last one first: its index, its weights, the hidden
-    states that enter it and the gradient by what leaves it, both [count, length, hidden] on the
-    CPU. It returns the gradient by what enters. The loss is as for `head_gradient`.
+    states [count, length, hidden] that enter it and the gradients [draws, count, length, hidden] by
+    what leaves it, both on the CPU. It returns the gradients by what enters.
     """
     layers = len(model.layout.layers)
-    with tqdm(total=2 * layers, desc="gradients", unit="layer", disable=not progress) as bar:
+    with tqdm(total=2 * layers, desc=description, unit="layer", disable=not progress) as bar:
         states = entering_states(model, read, tokens, bar.update)
-        gradient = head_gradient(model, read, states.pop(), tokens, seed)
+        gradients = head_gradients(model, read, states.pop(), draws)
         for index in reversed(range(layers)):
             weights = layer_weights(model, read, index)
-            gradient = through(index, weights, states.pop(), gradient)
+            gradients = through(index, weights, states.pop(), gradients)
             bar.update()
 
 
@@ -64,34 +72,46 @@ def entering_states(
     return states
 
 
-def head_gradient(
+def head_gradients(
     model: Reference,
     read: Callable[[str], torch.Tensor],
     hidden: torch.Tensor,
-    tokens: torch.Tensor,
-    seed: int | None = None,
+    draws: int,
+    seed: int = _SEED,
 ) -> torch.Tensor:
-    """Gradient of each sequence's loss, summed over its tokens, by the last layer's output.
+    """Gradients of each sequence's loss, summed over its tokens, by the last layer's output.
 
-    The loss is the cross entropy of the next token: the one of `tokens` [count, length], or with a
-    `seed` one that is drawn from what the model predicts.
+    Args:
+        model: The dense model.
+        read: Reads its tensors.
+        hidden: What leaves the last layer, [count, length, hidden].
+        draws: How often tokens are drawn.
+        seed: Of the draws.
+
+    Returns:
+        [draws, count, length, hidden] on the CPU. Those of the last token, which predicts nothing,
+        are zero.
     """
-    last, gradients = head_weights(model, read), []
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    for states, sequence in zip(hidden, tokens, strict=True):
-        leaf = states.to(model.device).requires_grad_()
-        logits = unembed(model, last, leaf)[:-1]
-        following = sequence[1:].to(model.device)
-        if generator is not None:
-            following = _drawn(logits.detach(), generator)
-        loss = cross_entropy(logits, following, reduction="sum")
-        gradients.append(torch.autograd.grad(loss, leaf)[0].cpu())
-    return torch.stack(gradients)
+    norm, unembedding = head_weights(model, read)
+    generator = torch.Generator().manual_seed(seed)
+    gradients = torch.zeros(draws, *hidden.shape, dtype=model.dtype)
+    for number, states in enumerate(hidden):
+        for start, some in enumerate(states[:-1].split(ROWS)):
+            leaf = some.to(model.device).requires_grad_()
+            normed = last_norm(model, norm, leaf)
+            logits = linear(normed.detach(), unembedding)
+            by_normed = logits.softmax(-1) @ unembedding
+            for draw, following in enumerate(_drawn(logits, draws, generator)):
+                (found,) = torch.autograd.grad(
+                    normed, leaf, by_normed - unembedding[following], retain_graph=True
+                )
+                gradients[draw, number, start * ROWS :][: len(some)] = found.cpu()
+    return gradients
 
 
-def _drawn(logits: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A token [length] for each row of `logits` [length, vocab]; the same on every device."""
-    shares = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64)
-    sums = logits.double().softmax(-1).cumsum(-1)
-    drawn = torch.searchsorted(sums, shares.to(logits.device) * sums[:, -1:])
-    return drawn[:, 0].clamp_max(logits.shape[1] - 1)
+def _drawn(logits: torch.Tensor, draws: int, generator: torch.Generator) -> torch.Tensor:
+    """Tokens [draws, rows] for the rows of `logits` [rows, vocab]; the same on every device."""
+    points = torch.rand(len(logits), draws, generator=generator, dtype=torch.float64)
+    sums = logits.double().softmax(-1).cumsum_(-1)
+    drawn = torch.searchsorted(sums, points.to(logits.device) * sums[:, -1:])
+    return drawn.T.clamp_max(logits.shape[1] - 1)

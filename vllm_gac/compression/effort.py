@@ -1,7 +1,6 @@
 """The memory and disk that a calibration needs, from the shapes, said before it begins.
 
-On an H200 a model of Llama-3-8B's shape took 19.9 GiB of memory where the estimate was 19 GiB. The
-time is not foretold: the progress bars show what each pass still takes.
+The time is not foretold: the progress bars show what each pass still takes.
 """
 
 import math
@@ -9,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from vllm_gac.compression.backward import ROWS
+from vllm_gac.compression.probes import DRAWS, positions
 from vllm_gac.layout.dims import ModelLayout
 
 
@@ -18,10 +19,10 @@ class Work:
 
     Attributes:
         layout: The dense model's layout.
-        tokens: Tokens of the calibration text.
+        tokens: Tokens of the text that is fitted to.
+        sequence_length: Tokens of a sequence.
         covariances: The side n of each covariance [n, n] of a layer.
-        probes: Probes per layer.
-        probe_tokens: Tokens that each probe runs on.
+        probe_tokens: Tokens that probes run on, 0 for none.
         metrics: The side n of each metric [n, n] of a layer.
         metric_tokens: Tokens that they are measured on.
         file_bytes: Size of the statistics file.
@@ -29,8 +30,8 @@ class Work:
 
     layout: ModelLayout
     tokens: int
+    sequence_length: int
     covariances: tuple[int, ...]
-    probes: int
     probe_tokens: int
     metrics: tuple[int, ...]
     metric_tokens: int
@@ -38,28 +39,45 @@ class Work:
 
     @property
     def device_bytes(self) -> int:
-        """Most bytes on the device: one layer, its covariances, an inverse, and the probes."""
-        states = len(self.layout.layers) * self.probes * self.probe_tokens * self._state_bytes
-        largest = max(self.covariances, default=0)
-        head = 4 * self.layout.vocab_size * self.layout.hidden_size
+        """Most bytes on the device: one layer, a smaller one, its covariances and an inverse.
+
+        Or the unembedding, and the logits of some tokens with their shares in fp64.
+        """
+        layout, largest = self.layout, max(self.covariances, default=0)
         squares = (*self.covariances, *self.metrics)
         covariances = 8 * sum(n * n for n in squares) + 24 * largest**2
-        return 4 * _parameters(self.layout) + covariances + states + head
+        probed = (DRAWS + 2) * self._gradients // DRAWS // len(layout.layers)
+        layer = 8 * _parameters(layout) + covariances + probed
+        head = layout.vocab_size * (4 * layout.hidden_size + 24 * ROWS)
+        return max(layer, head if self.probe_tokens or self.metrics else 0)
 
     @property
     def host_bytes(self) -> int:
         """Most bytes in host memory: hidden states.
 
-        Those that enter and leave a layer, or, for the metrics, of all layers.
+        Those that enter and leave a layer, or those of all layers and the gradients around one.
         """
-        states = max(3 * self.tokens, (len(self.layout.layers) + 2) * self.metric_tokens)
+        layers = len(self.layout.layers)
+        backward = max(
+            (layers + 3) * self.metric_tokens, (layers + 1 + 2 * DRAWS) * self.probe_tokens
+        )
+        states = max(3 * self.tokens + 2 * self.probe_tokens, backward)
         return states * self._state_bytes + 4 * max(self.covariances, default=0) ** 2
 
     @property
     def disk_bytes(self) -> int:
-        """Most bytes on disk: the statistics, metrics, and hidden states around a layer."""
+        """Most bytes on disk: statistics, metrics, gradients, and hidden states around a layer."""
         metrics = 4 * len(self.layout.layers) * sum(n * n for n in self.metrics)
-        return self.file_bytes + metrics + 2 * self.tokens * self._state_bytes
+        states = 2 * (self.tokens + self.probe_tokens) * self._state_bytes
+        return self.file_bytes + metrics + self._gradients + states
+
+    @property
+    def _gradients(self) -> int:
+        """Bytes of the gradients of all layers."""
+        length = self.sequence_length
+        share = len(positions(length)) / length
+        layers = len(self.layout.layers)
+        return int(DRAWS * layers * share * self.probe_tokens * self._state_bytes)
 
     @property
     def _state_bytes(self) -> int:

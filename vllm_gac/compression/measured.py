@@ -26,7 +26,8 @@ LayerStats: TypeAlias = Mapping[str, torch.Tensor]
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 STATISTICS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
-TOKENS = "tokens"
+# The text that was fitted to, and the text that was set aside; and what probes lose on the latter.
+TOKENS, HELD, PROBES = "tokens", "held", "probes"
 _NEEDED_BY: Mapping[str, Sequence[str]] = {
     "heads": ("self_attn.q_proj", "self_attn.o_proj"),
     "prune": ("mlp.down_proj",),
@@ -43,10 +44,11 @@ class Measured:
         covariances: The linear layers whose input covariances are kept.
         metrics: The linear layers whose metrics are kept.
         value_group: How many neighbouring value heads the input of o_proj spans.
-        tokens: Of the text.
-        sequence_length: Tokens of each of its sequences.
-        probe_tokens: On how many of them sensitivities are measured.
-        metric_tokens: On how many of them metrics are.
+        tokens: Of the text that is fitted to.
+        held_tokens: Of the text that is set aside. 0: none, as before format 4.
+        sequence_length: Tokens of each sequence of both.
+        probe_tokens: On how many tokens sensitivities are measured.
+        metric_tokens: On how many metrics are.
         metadata: All that the file says.
     """
 
@@ -55,6 +57,7 @@ class Measured:
     metrics: tuple[str, ...]
     value_group: int
     tokens: int
+    held_tokens: int
     sequence_length: int
     probe_tokens: int
     metric_tokens: int
@@ -80,6 +83,9 @@ class Measured:
             raise ValueError("sequence_length: expected at least 1, got 0")
         if tokens < length:
             raise ValueError(f"tokens: expected one sequence of {length} at least, got {tokens}")
+        held = _count(metadata, "held_tokens")
+        if 0 < held < length:
+            raise ValueError(f"held_tokens: expected one sequence of {length} at least, got {held}")
         covariances, metrics = (
             metadata.get(key, "").split(",") for key in ("covariances", "metrics")
         )
@@ -89,6 +95,7 @@ class Measured:
             metrics=tuple(name for name in LINEARS if name in metrics),
             value_group=int(metadata["value_group"]),
             tokens=tokens,
+            held_tokens=held,
             sequence_length=length,
             probe_tokens=_count(metadata, "probe_tokens"),
             metric_tokens=_count(metadata, "metric_tokens"),
@@ -110,11 +117,13 @@ class Measured:
         return shapes | self.whole_model_shapes(layout)
 
     def whole_model_shapes(self, layout: ModelLayout) -> Shapes:
-        """The shape of every tensor that is measured after all layers have been."""
-        return {
-            "probes": (len(layout.layers), len(probes(layout, self.methods)), 2),
-            TOKENS: (self.tokens // self.sequence_length, self.sequence_length),
-        }
+        """The shape of every tensor that is not of one layer."""
+        length = self.sequence_length
+        text: Shapes = {TOKENS: (self.tokens // length, length)}
+        if self.held_tokens:
+            return text | {HELD: (self.held_tokens // length, length)}
+        tried: Shapes = {PROBES: (len(layout.layers), len(probes(layout, self.methods)), 2)}
+        return tried | text
 
     def covariance_sizes(self, layout: ModelLayout) -> list[int]:
         """n of each covariance [n, n] of a layer."""
@@ -135,9 +144,11 @@ class Measured:
             shapes[QUERY_ENERGY] = (keys // 2,)
         packed = [(n * (n + 1) // 2,) for n in self.metric_sizes(layout)]
         shapes |= zip(map(metric_of, self.metrics), packed, strict=True)
-        return shapes | {
-            f"errors.{c.name}": (c.full(layout) + 1,) for c in self.compressors(layout)
-        }
+        shapes |= {f"errors.{c.name}": (c.full(layout) + 1,) for c in self.compressors(layout)}
+        if self.held_tokens and self.probe_tokens:
+            count = self.probe_tokens // self.sequence_length
+            shapes[PROBES] = (len(probes(layout, self.methods)), count)
+        return shapes
 
 
 def _count(metadata: Mapping[str, str], key: str) -> int:

@@ -20,8 +20,6 @@ from vllm_gac.compression.methods.output_metric import of_input
 from vllm_gac.compression.reference_model import Reference, batches, layer_forward
 from vllm_gac.compression.shrinkage import shrunk
 
-_SEED = 0
-
 
 def measure_output_metrics(
     model: Reference,
@@ -50,11 +48,11 @@ def measure_output_metrics(
         hidden: torch.Tensor,
         incoming: torch.Tensor,
     ) -> torch.Tensor:
-        outgoing, metrics = _backward(model, index, weights, hidden, incoming, linears)
+        outgoing, metrics = _backward(model, index, weights, hidden, incoming[0], linears)
         keep(index, metrics)
-        return outgoing
+        return outgoing[None]
 
-    backward(model, read, tokens, through, seed=_SEED, progress=progress)
+    backward(model, read, tokens, through, progress=progress)
 
 
 def _backward(

@@ -1,11 +1,11 @@
 """Run calibration text through a dense model, layer by layer, and keep what the methods need.
 
 If linear layers may be factorized, a first pass over fewer tokens measures what errors of their
-outputs cost (output_metrics.py). In the pass that measures everything else, memory holds the
-weights and statistics of one layer, and the hidden states of the calibration sequences. After each
-layer its statistics and the hidden states are on disk, so that a run that was stopped continues
-with the next layer. A third pass measures by how much the loss grows if a part of a layer shrinks
-(probes.py).
+outputs cost (output_metrics.py). If plans are to be made, another pass keeps gradients by the
+output of each layer for text that was set aside (probes.py). In the pass that measures everything
+else, memory holds the weights and statistics of one layer, and the hidden states of the calibration
+sequences. After each layer its statistics, what its probes lose and the hidden states are on disk,
+so that a run that was stopped continues with the next layer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,10 @@ from tqdm import tqdm
 from vllm_gac.checkpoint.atomic_files import write_tensors
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.measured import (
+    HELD,
+    PROBES,
     STATISTICS,
+    TOKENS,
     LayerStats,
     Measured,
     layer_shapes,
@@ -32,16 +35,23 @@ from vllm_gac.compression.methods.normed_keys import NORMED_KEYS, QUERY_ENERGY
 from vllm_gac.compression.methods.output_metric import metric_of
 from vllm_gac.compression.outliers import shares, size_limit
 from vllm_gac.compression.output_metrics import measure_output_metrics
-from vllm_gac.compression.probes import measure, probes
+from vllm_gac.compression.probes import (
+    DRAWS,
+    Probe,
+    measure_gradients,
+    measure_layer,
+    positions,
+    probes,
+)
 from vllm_gac.compression.reference_model import (
     Reference,
     batches,
     embed,
     layer_forward,
+    layer_outputs,
     layer_weights,
     reference,
 )
-from vllm_gac.compression.statistics_file import read_layer_stats
 from vllm_gac.compression.statistics_writer import StatsFile
 from vllm_gac.layout.dims import LayerLayout, ValueLayout
 from vllm_gac.runs.kept_tensors import kept_tensors
@@ -51,6 +61,7 @@ from vllm_gac.texts.token_text import evenly_spread
 def measure_statistics(
     checkpoint: Checkpoint,
     tokens: torch.Tensor,
+    held: torch.Tensor,
     file: StatsFile,
     measured: Measured,
     device: str,
@@ -60,21 +71,24 @@ def measure_statistics(
 
     Args:
         checkpoint: The dense model.
-        tokens: The text, [sequences, length].
+        tokens: The text to fit to, [sequences, length].
+        held: The text that was set aside, [sequences, length].
         file: Where the statistics go; what it has already is not measured again. Files beside it
             keep what the next layer needs.
         measured: What is measured.
         device: The torch device to compute on.
         progress: Whether to show progress bars on stderr.
     """
-    run = _Run(checkpoint, tokens, file, measured, device, progress)
+    run = _Run(checkpoint, tokens, held, file, measured, device, progress)
     if not file.begun:
         for index in range(len(checkpoint.layout.layers)):
             _metrics_path(file, index).unlink(missing_ok=True)
+            _gradients_path(file, index).unlink(missing_ok=True)
         file.start()
     _measure_metrics(run)
+    _measure_gradients(run)
     _stream(run)
-    _measure_whole(run)
+    file.finish({TOKENS: tokens, HELD: held})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +97,7 @@ class _Run:
 
     checkpoint: Checkpoint
     tokens: torch.Tensor  # [sequences, length]
+    held: torch.Tensor
     file: StatsFile
     measured: Measured
     device: str
@@ -92,10 +107,14 @@ class _Run:
     def model(self) -> Reference:
         return reference(self.checkpoint, device=self.device)
 
-    def some(self, tokens: int) -> torch.Tensor:
-        """So many tokens of the text, in whole sequences."""
-        wanted = tokens // self.tokens.shape[1]
-        return self.tokens[evenly_spread(wanted, len(self.tokens))]
+    @property
+    def probed(self) -> torch.Tensor:
+        """The text that probes run on."""
+        return self.held[: self.measured.probe_tokens // self.held.shape[1]]
+
+    def missing(self) -> range:
+        """The layers that are not on disk yet."""
+        return range(self.file.whole_layers(), len(self.checkpoint.layout.layers))
 
 
 def _measure_metrics(run: _Run) -> None:
@@ -104,31 +123,50 @@ def _measure_metrics(run: _Run) -> None:
     A pass that was stopped begins anew: it takes much less time than the statistics.
     """
     file, linears = run.file, run.measured.metrics
-    missing = range(file.whole_layers(), len(run.checkpoint.layout.layers))
-    if not linears or all(_metrics_path(file, index).exists() for index in missing):
+    if not linears or all(_metrics_path(file, index).exists() for index in run.missing()):
         return
 
     def keep(index: int, metrics: Mapping[str, torch.Tensor]) -> None:
         stored = {metric_of(name): m.to("cpu", torch.float32) for name, m in metrics.items()}
         write_tensors(_metrics_path(file, index), stored)
 
-    some = run.some(run.measured.metric_tokens)
+    count = run.measured.metric_tokens // run.tokens.shape[1]
+    some = run.tokens[evenly_spread(count, len(run.tokens))]
     with run.checkpoint.reader() as read:
         measure_output_metrics(run.model, read, some, linears, keep, progress=run.progress)
+
+
+def _measure_gradients(run: _Run) -> None:
+    """Write the gradients that probes need of every layer that is not on disk yet.
+
+    As with metrics, a pass that was stopped begins anew.
+    """
+    file = run.file
+    if not len(run.probed) or all(_gradients_path(file, i).exists() for i in run.missing()):
+        return
+
+    def keep(index: int, gradients: torch.Tensor) -> None:
+        write_tensors(_gradients_path(file, index), {"gradients": gradients})
+
+    with run.checkpoint.reader() as read:
+        measure_gradients(run.model, read, run.probed, keep, progress=run.progress)
 
 
 def _stream(run: _Run) -> None:
     """For every layer not on disk yet: observe it, append its statistics, pass its output on."""
     file, measured, model = run.file, run.measured, run.model
     layers, compressors = len(model.layout.layers), measured.compressors(model.layout)
+    tried = probes(model.layout, measured.methods)
     done = file.whole_layers()
     done = done if _hidden_path(file, done).exists() else 0
     with run.checkpoint.reader() as read, torch.inference_mode():
         if done:
-            shape = (*run.tokens.shape, model.layout.hidden_size)
-            hidden = kept_tensors(_hidden_path(file, done), {"hidden": shape})["hidden"]
+            texts = {"hidden": run.tokens, "held": run.probed}
+            shapes = {name: (*of.shape, model.layout.hidden_size) for name, of in texts.items()}
+            kept = kept_tensors(_hidden_path(file, done), shapes)
+            hidden, held = kept["hidden"], kept["held"]
         else:
-            hidden = embed(model, read, run.tokens)
+            hidden, held = (embed(model, read, of) for of in (run.tokens, run.probed))
         total = len(run.tokens) * (layers - done)
         with tqdm(total=total, desc="calibrate", unit="seq", disable=not run.progress) as bar:
             for index in range(done, layers):
@@ -144,32 +182,24 @@ def _stream(run: _Run) -> None:
                 stats = {**stats, **_read_metrics(run, index, measured.metrics)}
                 steady = shrink_covariances(stats, measured.tokens)
                 layer = MeasuredLayer(model.layout, weights, steady, model.inv_freq)
-                errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
-                write_tensors(_hidden_path(file, index + 1), {"hidden": hidden})
-                file.append(index, {**stats, **errors})
-                _hidden_path(file, index).unlink(missing_ok=True)
-                _metrics_path(file, index).unlink(missing_ok=True)
+                found = {f"errors.{c.name}": c.errors(layer) for c in compressors}
+                if len(held):
+                    found[PROBES] = _probed(run, index, layer, tried, held)
+                    held = layer_outputs(model, model.layout.layers[index], weights, held)
+                write_tensors(_hidden_path(file, index + 1), {"hidden": hidden, "held": held})
+                file.append(index, {**stats, **found})
+                for path in (_hidden_path, _metrics_path, _gradients_path):
+                    path(file, index).unlink(missing_ok=True)
 
 
-def _measure_whole(run: _Run) -> None:
-    """Measure sensitivities on some of the sequences, and finish the file."""
-    file, measured, layout = run.file, run.measured, run.checkpoint.layout
-    shapes = measured.whole_model_shapes(layout)
-    whole = {name: torch.zeros(shape) for name, shape in shapes.items()} | {"tokens": run.tokens}
-    file.finish(whole)  # without its last tensor the file cannot be read
-
-    def statistics(index: int) -> LayerStats:
-        stats = read_layer_stats(file.path, measured, index, run.device)
-        return shrink_covariances(stats, measured.tokens)
-
-    with run.checkpoint.reader() as read:
-        some = run.some(measured.probe_tokens)
-        if len(some):
-            tried = probes(layout, measured.methods)
-            with torch.inference_mode():
-                found = measure(run.model, read, statistics, some, tried, progress=run.progress)
-            whole["probes"] = found
-    file.finish(whole)
+def _probed(
+    run: _Run, index: int, layer: MeasuredLayer, tried: Sequence[Probe], held: torch.Tensor
+) -> torch.Tensor:
+    """What the probes of layer `index` lose, [probes * sequences]."""
+    count, length, size = held.shape
+    shape = (DRAWS, count, len(positions(length)), size)
+    gradients = kept_tensors(_gradients_path(run.file, index), {"gradients": shape})["gradients"]
+    return measure_layer(run.model, layer, tried, held, gradients).flatten()
 
 
 def _read_metrics(run: _Run, index: int, linears: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -185,6 +215,11 @@ def _read_metrics(run: _Run, index: int, linears: Sequence[str]) -> dict[str, to
 def _metrics_path(file: StatsFile, layer: int) -> Path:
     """The file of the metrics of `layer`, kept until its statistics are written."""
     return file.path.with_name(f"metrics-{layer:04}.safetensors")
+
+
+def _gradients_path(file: StatsFile, layer: int) -> Path:
+    """The file of the gradients by what leaves `layer`, kept until its statistics are written."""
+    return file.path.with_name(f"gradients-{layer:04}.safetensors")
 
 
 def _hidden_path(file: StatsFile, layer: int) -> Path:

@@ -1,30 +1,35 @@
-"""Probes: compress one part of one layer at a time, and measure how much worse the model gets.
+"""Probes: compress one part of one layer at a time, and estimate how much worse the model gets.
 
 The errors of a method compare the dims of one part of one layer. They cannot be compared between
-layers or methods. So every part is probed at two sizes, while everything else stays dense. Each
-probe gives two numbers: the divergence of the model's predictions from those of the dense model,
-which has little noise; and the increase of the loss on the text, which is noisy but is what counts.
+layers or methods. So every part is probed at two sizes, while everything else stays dense, on text
+that no method was fitted to.
+
+A probe changes what its layer puts out by e_t at token t. With the gradient g_t of the loss by that
+output, for next tokens that are drawn from the model's own predictions, the model's predictions
+diverge by about half the mean of (g_t e_t)^2: the quadratic form of the Fisher information, without
+what errors at different tokens have in common. So a backward pass through the dense model and one
+layer for each probe are enough, and the time grows in proportion to the layers. The output is
+computed at some of the tokens only.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
 import torch
-from tqdm import tqdm
 
 from vllm_gac.checkpoint.open import TensorReader
+from vllm_gac.compression.backward import backward
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.reference_model import (
     Reference,
+    after_mlp,
+    attended_values,
     batches,
-    embed,
-    head_weights,
     layer_forward,
-    layer_weights,
-    unembed,
+    project,
 )
 from vllm_gac.layout.dims import (
     LINEARS,
@@ -51,6 +56,10 @@ _SHARES: Mapping[Part, tuple[float, float]] = {
     "rank.self_attn": (0.5, 0.8),
     "rank.mlp": (0.5, 0.8),
 }
+# Of the next token of every token.
+DRAWS = 4
+# One in so many tokens has its output computed, unless sequences are short.
+_STEP, _MIN_POSITIONS = 8, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,85 +97,124 @@ def _smaller(dense: ModelLayout, part: Part, share: float) -> LayerLayout:
     return replace(layer, ranks=MappingProxyType(ranks))
 
 
-def measure(
+def positions(length: int) -> torch.Tensor:
+    """The tokens [n] of a sequence whose outputs are computed. The last one predicts nothing."""
+    step = max(1, min(_STEP, length // _MIN_POSITIONS))
+    return torch.arange(step // 2, length - 1, step)
+
+
+def measure_gradients(
     model: Reference,
     read: TensorReader,
-    statistics: Callable[[int], Mapping[str, torch.Tensor]],
     tokens: torch.Tensor,
-    tried: Sequence[Probe],
+    keep: Callable[[int, torch.Tensor], object],
     *,
+    draws: int = DRAWS,
     progress: bool = False,
-) -> torch.Tensor:
-    """Measure every probe in every layer, in one pass over the layers.
-
-    The hidden states of all probes so far are kept on the model's device.
+) -> None:
+    """Gradients of the loss by the output of every layer, for next tokens that are drawn.
 
     Args:
         model: The dense model.
         read: Reads its tensors.
-        statistics: Returns the statistics of a layer by its index, as methods use them.
-        tokens: Token ids [count, length].
-        tried: The probes of a layer.
+        tokens: Token ids [count, length], with a length of at least 2.
+        keep: Called with the index of each layer, the last one first, and its gradients
+            [draws, count, positions, hidden].
+        draws: How often the next token of every token is drawn.
         progress: Whether to show a progress bar on stderr.
+    """
+    at = positions(tokens.shape[1])
+
+    def through(
+        index: int,
+        weights: Mapping[str, torch.Tensor],
+        hidden: torch.Tensor,
+        incoming: torch.Tensor,
+    ) -> torch.Tensor:
+        keep(index, incoming[:, :, at].contiguous())
+        outgoing, begin = torch.empty_like(incoming), 0
+        for states in batches(hidden) if index else ():
+            rows = slice(begin, begin := begin + len(states))
+            entering = states.to(model.device).requires_grad_()
+            left = layer_forward(model, model.layout.layers[index], weights, entering)
+            for draw, gradient in enumerate(incoming[:, rows]):
+                (found,) = torch.autograd.grad(
+                    left, entering, gradient.to(model.device), retain_graph=True
+                )
+                outgoing[draw, rows] = found.cpu()
+        return outgoing
+
+    backward(
+        model, read, tokens, through, draws=draws, description="probe gradients", progress=progress
+    )
+
+
+def measure_layer(
+    model: Reference,
+    layer: MeasuredLayer,
+    tried: Sequence[Probe],
+    hidden: torch.Tensor,
+    gradients: torch.Tensor,
+) -> torch.Tensor:
+    """What each probe of a layer is expected to lose.
+
+    Args:
+        model: The dense model.
+        layer: The layer and its statistics.
+        tried: The probes.
+        hidden: The hidden states that enter it, [count, length, hidden].
+        gradients: Those of `measure_gradients`.
 
     Returns:
-        [layers, probes, 2]: the Kullback-Leibler divergence from the dense model's predictions and
-        the increase of the loss, both in nats per token.
+        fp32 [probes, count], in nats per token of each sequence.
     """
-    dense, count = model.layout, len(model.layout.layers)
-    states = {(-1, 0): embed(model, read, tokens)}  # the dense model's own
-    with tqdm(total=count, desc="probe", unit="layer", disable=not progress) as bar:
-        for index in range(count):
-            weights = layer_weights(model, read, index)
-            measured = MeasuredLayer(dense, weights, statistics(index), model.inv_freq)
-            entering = states[-1, 0]
-            states = {
-                key: _forward(model, dense.layers[index], weights, hidden)
-                for key, hidden in states.items()
-            }
-            for number, probe in enumerate(tried):
-                smaller = _in_dtype(compress_layer(measured, probe.layer), model.dtype)
-                states[index, number] = _forward(model, probe.layer, smaller, entering)
-            bar.update()
-    return _distances(model, read, tokens, states, count, len(tried))
+    at = positions(hidden.shape[1]).to(model.device)
+    dense = list(_outputs(model, model.layout.layers[0], layer.weights, hidden, at))
+    found = torch.empty(len(tried), len(hidden))
+    for number, probe in enumerate(tried):
+        smaller = {
+            name: tensor.to(model.dtype)
+            for name, tensor in compress_layer(layer, probe.layer).items()
+        }
+        known = [middle for middle, _ in dense] if _keeps_attention(layer, smaller) else None
+        begin = 0
+        for (_, before), (_, after) in zip(
+            dense, _outputs(model, probe.layer, smaller, hidden, at, known), strict=True
+        ):
+            rows = slice(begin, begin := begin + len(after))
+            products = torch.einsum(
+                "dnph,nph->dnp", gradients[:, rows].to(model.device), after - before
+            )
+            found[number, rows] = (products.square().mean((0, 2)) / 2).cpu().float()
+    return found
 
 
-def _forward(
+def _outputs(
     model: Reference,
     layer: LayerLayout,
     weights: Mapping[str, torch.Tensor],
     hidden: torch.Tensor,
-) -> torch.Tensor:
-    return torch.cat([layer_forward(model, layer, weights, batch) for batch in batches(hidden)])
+    at: torch.Tensor,
+    middles: Sequence[torch.Tensor] | None = None,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The hidden states after attention and after the MLP, by batch, of tokens `at` positions.
+
+    The first of them may be known.
+    """
+    for number, batch in enumerate(batches(hidden)):
+        if middles is None:
+            states = batch.to(model.device)
+            attended = attended_values(model, layer, weights, states, at=at)
+            middle = states[:, at] + project(weights, "self_attn.o_proj", attended)
+        else:
+            middle = middles[number]
+        yield middle, after_mlp(model, weights, middle)
 
 
-def _in_dtype(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    return {name: tensor.to(dtype) for name, tensor in weights.items()}
-
-
-def _distances(
-    model: Reference,
-    read: TensorReader,
-    tokens: torch.Tensor,
-    states: Mapping[tuple[int, int], torch.Tensor],
-    layers: int,
-    tried: int,
-) -> torch.Tensor:
-    """As `measure`, one sequence at a time, so that memory holds the logits of one sequence."""
-    last = head_weights(model, read)
-
-    def log_probabilities(hidden: torch.Tensor) -> torch.Tensor:
-        return torch.log_softmax(unembed(model, last, hidden)[:-1].float(), -1)
-
-    sums = torch.zeros(layers, tried, 2, dtype=torch.float64)
-    for row, sequence in enumerate(tokens):
-        targets = sequence[1:, None].to(model.device)
-        dense = log_probabilities(states[-1, 0][row])
-        weight, loss = dense.exp(), -dense.gather(1, targets).sum()
-        for (index, number), hidden in states.items():
-            if index >= 0:
-                probed = log_probabilities(hidden[row])
-                divergence = (weight * (dense - probed)).sum()
-                increase = -probed.gather(1, targets).sum() - loss
-                sums[index, number] += torch.stack((divergence, increase)).double().cpu()
-    return sums / (tokens.shape[0] * (tokens.shape[1] - 1))
+def _keeps_attention(layer: MeasuredLayer, smaller: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the attention of a probe is the dense layer's."""
+    return all(
+        smaller.get(name) is tensor
+        for name, tensor in layer.weights.items()
+        if name.startswith("self_attn.")
+    )

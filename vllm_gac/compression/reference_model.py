@@ -118,7 +118,12 @@ def head_weights(model: Reference, read: Callable[[str], Tensor]) -> tuple[Tenso
 def unembed(model: Reference, weights: tuple[Tensor, Tensor], hidden: Tensor) -> Tensor:
     """Logits of `hidden`, with `head_weights`."""
     norm, unembedding = weights
-    return linear(_rms_norm(hidden, norm, model.eps), unembedding)
+    return linear(last_norm(model, norm, hidden), unembedding)
+
+
+def last_norm(model: Reference, weight: Tensor, hidden: Tensor) -> Tensor:
+    """What the unembedding gets for `hidden`; `weight` is the first of `head_weights`."""
+    return _rms_norm(hidden, weight, model.eps)
 
 
 def layer_forward(
@@ -159,12 +164,16 @@ def attended_values(
     hidden: Tensor,
     observe: Observe | None = None,
     observe_output: Observe | None = None,
+    at: Tensor | None = None,
 ) -> Tensor:
-    """The input of o_proj, [batch, tokens, query_heads * value size]; as `layer_forward`."""
+    """The input of o_proj, [batch, tokens, query_heads * value size]; as `layer_forward`.
+
+    It is that of the tokens `at` some positions only, if these are given.
+    """
     observe = observe or _ignore
     normed = _rms_norm(hidden, weights["input_layernorm.weight"], model.eps)
     observe("self_attn.q_proj", normed)
-    attended = attention(model, layer, weights, normed, observe_output or _ignore)
+    attended = attention(model, layer, weights, normed, observe_output or _ignore, at)
     observe("self_attn.o_proj", attended)
     return attended
 
@@ -207,11 +216,16 @@ def attention(
     weights: Mapping[str, Tensor],
     normed: Tensor,
     seen: Observe,
+    at: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention before o_proj: [batch, tokens, query_heads * value size]."""
+    """Causal attention before o_proj: [batch, tokens, query_heads * value size].
+
+    It is that of the queries `at` some positions only, if these are given.
+    """
     batch, length, _ = normed.shape
-    queries = project(weights, "self_attn.q_proj", normed, seen)
-    queries = queries.view(batch, length, layer.query_heads, -1)
+    asking = normed if at is None else normed[:, at]
+    queries = project(weights, "self_attn.q_proj", asking, seen)
+    queries = queries.view(batch, asking.shape[1], layer.query_heads, -1)
     queries = _norm(model, weights, "self_attn.q_norm", queries, seen)
     keys = _keys(model, layer, weights, normed, seen)
     values = project(weights, "self_attn.v_proj", normed, seen)
@@ -224,12 +238,14 @@ def attention(
         t.to(model.dtype) for t in cos_sin(torch.arange(length, device=normed.device), table)
     )
     keys = rotate(keys, cos, sin)
+    if at is not None:
+        cos, sin = cos[at], sin[at]
     queries = rotate(queries, _each_query(cos, layer), _each_query(sin, layer))
 
     size = values.shape[-1]
     # torch has a fast kernel for a CPU only if all heads are of one size.
     common = max(queries.shape[-1], size) if normed.device.type == "cpu" else None
-    mask = _window_mask(length, model.window, normed.device)
+    mask = _mask(length, model.window, normed.device, at)
     attended = scaled_dot_product_attention(
         _heads_of(queries, common),
         _heads_of(_each_query(keys, layer), common),
@@ -238,7 +254,7 @@ def attention(
         is_causal=mask is None,
         scale=model.layout.score_scale,
     )[..., :size]
-    return attended.transpose(1, 2).reshape(batch, length, -1)
+    return attended.transpose(1, 2).reshape(batch, asking.shape[1], -1)
 
 
 def _keys(
@@ -295,15 +311,20 @@ def _heads_of(x: Tensor, size: int | None) -> Tensor:
     return (x if size is None else pad(x, (0, size - x.shape[-1]))).transpose(1, 2)
 
 
-def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """The mask of a sliding window, True where a query (row) may attend to a key (column).
+def _mask(
+    length: int, window: int | None, device: torch.device, at: Tensor | None
+) -> Tensor | None:
+    """The mask of attention, True where a query (row) may attend to a key (column).
 
-    None if the window leaves nothing out: causal attention needs no mask then, and torch's kernels
-    skip the keys after a query.
+    None if every token asks and a sliding window leaves nothing out: causal attention needs no mask
+    then, and torch's kernels skip the keys after a query.
     """
-    if window is None or window >= length:
+    if at is None and (window is None or window >= length):
         return None
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
+    mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    if window is not None:
+        mask = mask.triu(1 - window)
+    return mask if at is None else mask[at]
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

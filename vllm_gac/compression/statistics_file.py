@@ -1,4 +1,4 @@
-"""stats.safetensors: the statistics that calibration measures of every layer, all fp32 but tokens.
+"""stats.safetensors: the statistics that calibration measures of every layer, all fp32 but text.
 
 layers.{i}.{linear}       [n * (n + 1) / 2] the covariance [n, n] of an input of the layer, as its
                           upper triangle, row after row. The inputs are those that the methods
@@ -14,11 +14,16 @@ layers.{i}.normed_keys     the covariance of all keys [n, n], n = KV heads * hea
 layers.{i}.query_energy    [KV heads * head_dim / 2] of each pair of queries: both of models with
                           q_norm and k_norm only (methods/normed_keys.py)
 layers.{i}.errors.{name}  [full + 1] the error of a method at every dim (methods/base.py)
-probes                    [layers, probes, 2] by how much the loss grows (probes.py)
-tokens                    int32 [count, length], the text itself: compressed layers are refitted on
-                          what they get for it (refit.py)
+layers.{i}.probes         [probes, sequences] what each probe loses on text that was set aside, in
+                          nats per token of each sequence (probes.py)
+tokens                    int32 [count, length], the text that was fitted to: compressed layers are
+                          refitted on what they get for it (refit.py)
+held                      int32 [count, length], text that was set aside, on which models are
+                          measured
 
-In the metadata, "format" is 3; "covariances" and "metrics" name the linear layers that have them.
+In the metadata, "format" is 4; "covariances" and "metrics" name the linear layers that have them.
+Format 3 has no text set aside. Instead of the probes of layers it has probes [layers, probes, 2],
+how much the whole model diverges and how much its loss grows, on text that was fitted to.
 
 statistics_writer.py writes it. Here it is read, and nothing of it is believed.
 """
@@ -34,7 +39,7 @@ import torch
 from numpy.typing import NDArray
 
 from vllm_gac.checkpoint.headers import open_safetensors
-from vllm_gac.compression.measured import TOKENS, LayerStats, Measured
+from vllm_gac.compression.measured import HELD, PROBES, TOKENS, LayerStats, Measured
 from vllm_gac.compression.methods.normed_keys import NORMED_KEYS, QUERY_ENERGY
 from vllm_gac.compression.methods.output_metric import metric_of
 from vllm_gac.errors import CheckpointError, PlanError, VersionError
@@ -42,7 +47,8 @@ from vllm_gac.layout.dims import ModelLayout
 
 Floats: TypeAlias = NDArray[np.float32]
 
-FORMAT = "3"
+FORMAT = "4"
+_READ = ("3", FORMAT)
 # Rows of a covariance that are looked at at a time.
 _ROWS = 256
 # Relative rounding error of fp32 sums over any realistic number of tokens.
@@ -77,9 +83,10 @@ def check_stats(
         found = {name: _entry(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
     if "model_config_sha256" not in metadata:
         raise CheckpointError(f"{path}: not statistics that 'vllm-gac calibrate' wrote")
-    if (found_format := metadata.get("format", "1")) != FORMAT:
+    if (found_format := metadata.get("format", "1")) not in _READ:
         raise VersionError(
-            f"{path}: statistics of format {found_format[:20]!r}, this release reads {FORMAT}; "
+            f"{path}: statistics of format {found_format[:20]!r}, this release reads "
+            f"{' and '.join(_READ)}; "
             "calibrate again"
         )
     if metadata.get("model_config_sha256") != config_sha256:
@@ -186,14 +193,17 @@ def _covariance_fault(matrix: torch.Tensor) -> str | None:
     return None
 
 
-def read_tokens(path: Path, measured: Measured, layout: ModelLayout, longest: int) -> torch.Tensor:
-    """The text that was measured, int32 [count, length].
+def read_tokens(
+    path: Path, measured: Measured, layout: ModelLayout, longest: int, name: str = TOKENS
+) -> torch.Tensor:
+    """The text that was fitted to, or that was set aside, int32 [count, length].
 
     Args:
         path: The statistics file.
         measured: From `check_stats`.
         layout: The dense model's layout.
         longest: Tokens of the model's context.
+        name: TOKENS or HELD.
 
     Raises:
         CheckpointError: The sequences are longer than the context, or the model has no such token.
@@ -204,11 +214,11 @@ def read_tokens(path: Path, measured: Measured, layout: ModelLayout, longest: in
             "model's context; calibrate again"
         )
     with _opened(path, "pt") as file:
-        tokens: torch.Tensor = file.get_tensor(TOKENS)
+        tokens: torch.Tensor = file.get_tensor(name)
     least, most = (int(bound) for bound in tokens.aminmax())
     if least < 0 or most >= layout.vocab_size:
         raise CheckpointError(
-            f"{path}: {TOKENS}: {least} to {most}, the model has 0 to {layout.vocab_size - 1}; "
+            f"{path}: {name}: {least} to {most}, the model has 0 to {layout.vocab_size - 1}; "
             "calibrate again"
         )
     return tokens
@@ -226,9 +236,16 @@ def read_errors(path: Path, layout: ModelLayout, measured: Measured) -> list[dic
     ]
 
 
-def read_probes(path: Path) -> Floats:
-    """The probes [layers, probes, 2] (probes.py). Raises CheckpointError if not finite."""
-    return _read(path, "probes")
+def read_probes(path: Path, layout: ModelLayout, measured: Measured) -> Floats:
+    """The expected losses of probes [layers, probes, sequences] (probes.py), in nats per token.
+
+    Statistics without text set aside have one number for all sequences. `measured` is from
+    `check_stats`. Raises CheckpointError if one is not finite.
+    """
+    if not measured.held_tokens:
+        return _read(path, PROBES)[:, :, :1]
+    layers = range(len(layout.layers))
+    return np.stack([_read(path, f"layers.{index}.{PROBES}") for index in layers])
 
 
 def _read(path: Path, name: str, least: float | None = None) -> Floats:
@@ -247,7 +264,7 @@ def _opened(path: Path, framework: str) -> AbstractContextManager[Any]:
 
 def dtype_of(name: str) -> str:
     """The dtype of a tensor of the file, by the name that safetensors has for it."""
-    return "I32" if name == TOKENS else "F32"
+    return "I32" if name in (TOKENS, HELD) else "F32"
 
 
 def _entry(tensor: Any) -> tuple[str, tuple[int, ...]]:

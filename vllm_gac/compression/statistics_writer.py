@@ -63,9 +63,9 @@ class StatsFile:
         self._write(0, [self.header])
 
     def append(self, index: int, stats: LayerStats) -> None:
-        """Write the statistics and errors of layer `index` after those of the layers before it.
+        """Write what was measured of layer `index` after the layers before it.
 
-        A layer that was written only in part is overwritten.
+        Squares are packed. A layer that was written only in part is overwritten.
         """
         pieces = (piece for tensor in stats.values() for piece in _pieces(tensor))
         self._write(len(self.header) + index * self.layer_bytes, pieces)

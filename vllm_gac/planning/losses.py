@@ -31,9 +31,6 @@ Losses: TypeAlias = Sequence[Mapping[str, Curve]]
 
 # Powers are clipped to this range, because two probes of a part are noisy.
 _POWERS = (1.0, 2.0)
-# The increase of the loss on the text, summed over the layers, corrects the divergences of a part.
-# The correction is at most this factor, up or down.
-_CORRECTION = 2.0
 _MIN_LOSS = 1e-12
 
 
@@ -76,7 +73,8 @@ def read_losses(
         for layer in read_errors(path, dense, measured)
     ]
     tried = probes(dense, measured.methods)
-    losses = measured_losses(tried, errors, read_probes(path).astype(np.float64))
+    lost = read_probes(path, dense, measured).mean(2, dtype=np.float64)
+    losses = measured_losses(tried, errors, lost)
     if sensitivity == "probe":
         return losses
     return [
@@ -95,19 +93,10 @@ def measured_losses(
     Args:
         tried: The probes, which are the same in every layer.
         errors: The error curves of every layer, by name.
-        measured: [layers, probes, 2] the divergence and the increase of the loss, in nats per
-            token.
+        measured: [layers, probes] what they lose, in nats per token.
     """
-    losses = np.maximum(measured[:, :, 0] * _corrections(measured), _MIN_LOSS)
+    losses = np.maximum(measured, _MIN_LOSS)
     return [_layer_curves(tried, layer, lost) for layer, lost in zip(errors, losses, strict=True)]
-
-
-def _corrections(measured: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[probes]: by part, the increase of the loss on the text relative to the divergence."""
-    total = measured[:, ::2].sum(0)  # the stronger probes: [parts, 2]
-    ratio = total[:, 1] / np.maximum(total[:, 0], _MIN_LOSS)
-    corrections: NDArray[np.float64] = np.clip(ratio, 1 / _CORRECTION, _CORRECTION).repeat(2)
-    return corrections
 
 
 def _layer_curves(

@@ -102,12 +102,14 @@ def measured_plan(
     measured = check_stats(stats, model.layout, model.config_sha256)
     needs_probes = request.sensitivity == "probe" or set(request.methods) != {"lowrank"}
     if needs_probes and not measured.probe_tokens:
-        raise PlanError(f"{stats}: no sensitivities were measured; calibrate with --probe-tokens")
+        raise PlanError(f"{stats}: no sensitivities were measured; calibrate again")
     check_methods(stats, measured, request.methods)
     if measured.value_group == 1:  # the statistics hold nothing about merged heads
         request = replace(request, value_group=1, key_group=1)
     losses = read_losses(stats, model.layout, measured, request.sensitivity)
-    known = ("tokens", "tokens_sha256", "sequence_length", "probe_tokens", "metric_tokens")
+    known = (
+        "tokens", "tokens_sha256", "sequence_length", "probe_tokens", "held_sha256", "metric_tokens"
+    )  # fmt: skip
     calibration = {key: measured.metadata[key] for key in known if key in measured.metadata}
     notes = {"calibration": calibration}
     if other is not None:

@@ -27,7 +27,10 @@ _FORMAT = 2  # of run.json; work of a release with another one is not continued
 _RECORD, _LOCK, _MODEL = "run.json", "lock", "model"
 # What calibration keeps, also when it is a part of a compression.
 _STATS = "stats.safetensors"
-_MEASURED = (f"{_STATS}*", "hidden-*.safetensors", "metrics-*.safetensors")
+_MEASURED = (
+    f"{_STATS}*",
+    *(f"{what}-*.safetensors" for what in ("hidden", "metrics", "gradients")),
+)
 # What compressed layers get, for their refit (steps/refitting.py).
 _STREAMS = "streams-*.safetensors"
 # What was tried for a loss that was asked for (steps/reach_loss.py).

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
@@ -18,7 +20,6 @@ from vllm_gac.compression.measured import (
     metrics_of,
 )
 from vllm_gac.compression.passes import measure_statistics
-from vllm_gac.compression.probes import probes
 from vllm_gac.compression.statistics_file import FORMAT
 from vllm_gac.compression.statistics_writer import StatsFile, stats_file
 from vllm_gac.errors import CheckpointError
@@ -33,6 +34,7 @@ from vllm_gac.runs.workspace import (
 )
 from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.calibration_text import calibration_texts
+from vllm_gac.texts.documents import split_sequences
 from vllm_gac.texts.token_text import calibration_sequences
 
 logger = logging.getLogger(__name__)
@@ -41,8 +43,10 @@ logger = logging.getLogger(__name__)
 # the perplexity was 9.21 with 2.5 tokens, 8.53 with 9, 8.36 with 16, and 8.30 with all of the text.
 ENOUGH, _FEW = 16, 8
 _MIN_TOKENS = 1 << 16
-# Tokens for the metrics of outputs.
-_METRIC_TOKENS = 1 << 14
+# Tokens for the metrics of outputs, and tokens that are set aside for probes.
+_METRIC_TOKENS = _HELD_TOKENS = 1 << 14
+# Fewer sequences tell little about other text.
+_FEW_HELD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +58,35 @@ class Kept:
         covariances: The linear layers whose input covariances [in, in] it keeps.
         metrics: The linear layers of which it keeps the metrics of the outputs.
         value_group: How many value heads may be merged into one at most.
-        probe_tokens: About how many of the tokens sensitivities are measured on.
     """
 
     methods: Sequence[str]
     covariances: Sequence[str]
     metrics: Sequence[str]
     value_group: int
-    probe_tokens: int
 
     @classmethod
-    def to_plan(cls, layout: ModelLayout, methods: Sequence[str], probe_tokens: int) -> "Kept":
+    def to_plan(cls, layout: ModelLayout, methods: Sequence[str]) -> "Kept":
         """What plans of `methods` need, and compression by them, of a dense model of `layout`."""
         group = largest_value_group(layout) if "heads" in methods else 1
-        return cls(methods, covariances_of(methods), metrics_of(methods), group, probe_tokens)
+        return cls(methods, covariances_of(methods), metrics_of(methods), group)
 
-    def metadata(self, tokens: int, sequence_length: int) -> dict[str, str]:
-        """What a statistics file that is measured on so many tokens says of itself."""
-
-        def at_most(wanted: int) -> str:
-            return str(min(_whole_sequences(wanted, sequence_length), tokens))
-
+    def metadata(self, tokens: torch.Tensor, held: torch.Tensor) -> dict[str, str]:
+        """What a statistics file says of itself that is measured on these texts."""
+        length = tokens.shape[1]
+        metric_tokens = min(_whole_sequences(_METRIC_TOKENS, length), tokens.numel())
         return {
-            "tokens": str(tokens),
-            "sequence_length": str(sequence_length),
-            "probe_tokens": at_most(self.probe_tokens),
+            "tokens": str(tokens.numel()),
+            "tokens_sha256": _sha256(tokens),
+            "held_tokens": str(held.numel()),
+            "held_sha256": _sha256(held),
+            "sequence_length": str(length),
+            "probe_tokens": str(held.numel() if self.methods else 0),
             "methods": ",".join(method for method in METHODS if method in self.methods),
             "format": FORMAT,
             "covariances": ",".join(self.covariances),
             "metrics": ",".join(self.metrics),
-            "metric_tokens": at_most(_METRIC_TOKENS if self.metrics else 0),
+            "metric_tokens": str(metric_tokens if self.metrics else 0),
             "value_group": str(self.value_group),
         }
 
@@ -138,7 +141,7 @@ def calibrate(
     checkpoint = open_dense(directory)
     if fault := experts_fault(checkpoint.layout, request.methods):
         raise CheckpointError(f"{directory}: {fault}")
-    kept = Kept.to_plan(checkpoint.layout, request.methods, request.probe_tokens)
+    kept = Kept.to_plan(checkpoint.layout, request.methods)
     files = calibration_texts(directory, texts)
     tokens = request.max_tokens, request.sequence_length
     write_statistics(checkpoint, files, out, kept, *tokens, device, progress)
@@ -159,17 +162,14 @@ def write_statistics(
     Raises CheckpointError if the texts are too short, or if another run works there.
     """
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
-    if sequence_length < 2 and (kept.probe_tokens or kept.metrics):
+    if sequence_length < 2 and (kept.methods or kept.metrics):
         raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
     width = checkpoint.layout.layers[0].intermediate_size
     wanted = max(_MIN_TOKENS, ENOUGH * width) if max_tokens is None else max_tokens
-    tokens = calibration_sequences(
-        checkpoint.directory, texts, length=sequence_length, max_tokens=wanted
-    )
+    tokens, held = _sequences(checkpoint.directory, texts, sequence_length, wanted)
     metadata = {
         "model_config_sha256": checkpoint.config_sha256,
-        "tokens_sha256": hashlib.sha256(tokens.numpy().tobytes()).hexdigest(),
-        **kept.metadata(tokens.numel(), sequence_length),
+        **kept.metadata(tokens, held),
     }
     measured, workspace = Measured.of(metadata), partial_of(out)
     with claimed(workspace, "calibrate", {}):
@@ -177,8 +177,37 @@ def write_statistics(
         if tokens.numel() < _FEW * width and not checkpoint.layout.experts:
             logger.warning(_few_tokens(tokens.numel(), width))
         logger.info(announcement(work_of(checkpoint.layout, file, measured), device))
-        measure_statistics(checkpoint, tokens, file, measured, device, progress)
+        measure_statistics(checkpoint, tokens, held, file, measured, device, progress)
         publish(file.path, out)
+
+
+def _sequences(
+    model: Path, texts: Sequence[Path], length: int, wanted: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens to fit to, at most so many as are `wanted`, and those that are set aside.
+
+    Both are [sequences, length]. No document has some of both, unless there are too few of them.
+    """
+    try:
+        tokens, held = split_sequences(
+            model, texts, length=length, fit_tokens=wanted, held_tokens=_HELD_TOKENS
+        )
+    except CheckpointError:  # one document, or short ones
+        every = calibration_sequences(model, texts, length=length, max_tokens=wanted)
+        count = max(1, len(every) // 8)
+        tokens, held = every[: max(1, len(every) - count)], every[-count:]
+    if len(held) < _FEW_HELD:
+        logger.warning(
+            "only %s tokens of the text could be set aside from the fit, in sequences of %s: what "
+            "is measured on them says little about other text; give more documents",
+            f"{held.numel():,}",
+            length,
+        )
+    return tokens, held
+
+
+def _sha256(tokens: torch.Tensor) -> str:
+    return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
 
 
 def _few_tokens(tokens: int, width: int) -> str:
@@ -195,8 +224,8 @@ def work_of(layout: ModelLayout, file: StatsFile, measured: Measured) -> Work:
     return Work(
         layout=layout,
         tokens=measured.tokens,
+        sequence_length=measured.sequence_length,
         covariances=tuple(measured.covariance_sizes(layout)),
-        probes=len(probes(layout, measured.methods)),
         probe_tokens=measured.probe_tokens,
         metrics=tuple(measured.metric_sizes(layout)),
         metric_tokens=measured.metric_tokens,

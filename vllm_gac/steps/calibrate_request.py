@@ -33,8 +33,8 @@ class CalibrateRequest:
     Examples:
         >>> import vllm_gac
         >>> request = vllm_gac.CalibrateRequest(methods=("heads", "prune"), max_tokens=16384)
-        >>> request.probe_tokens, request.sequence_length
-        (2048, 512)
+        >>> request.methods, request.sequence_length
+        (('heads', 'prune'), 512)
     """
 
     methods: Sequence[str] = field(
@@ -45,16 +45,6 @@ class CalibrateRequest:
             "takes longest",
             kind="names",
             choices=METHODS,
-        ),
-    )
-    probe_tokens: int = field(
-        default=2048,
-        metadata=option(
-            "--probe-tokens",
-            "how many of the tokens measure what each part of each layer is worth, 0 for none; "
-            "default: 2048",
-            kind="count",
-            least=0,
         ),
     )
     max_tokens: int | None = field(default=None, metadata=MAX_TOKENS)

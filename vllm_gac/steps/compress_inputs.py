@@ -17,7 +17,6 @@ from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_la
 from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import Kept
-from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.calibration_text import calibration_texts, sha256_of, text_files
 from vllm_gac.steps.compress_request import CompressRequest
 
@@ -121,10 +120,10 @@ def _plan(asked: PlanRequest | Plan | Path, checkpoint: Checkpoint) -> Plan | Pl
 def _kept(plan: Plan | PlanRequest, dense: ModelLayout, layout: ModelLayout | None) -> Kept:
     """What statistics must hold: with a plan, of which `layout` is made, nothing to choose by."""
     if layout is None:
-        return Kept.to_plan(dense, plan.methods, CalibrateRequest().probe_tokens)
+        return Kept.to_plan(dense, plan.methods)
     # Heads: the same sums as in a run that plans here itself, and so the same bytes.
-    group = Kept.to_plan(dense, plan.methods, 0).value_group
-    return Kept((), covariances_for(dense, layout), metrics_for(layout), group, 0)
+    group = Kept.to_plan(dense, plan.methods).value_group
+    return Kept((), covariances_for(dense, layout), metrics_for(layout), group)
 
 
 def _stats_record(

@@ -1,0 +1,100 @@
+"""Probes: gradients, the quadratic form of the loss, and outputs at some of the tokens."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.exact_models import MODELS, exact_model, random_tokens
+from vllm_gac.compression.backward import entering_states, head_gradients
+from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.compress_layer import compress_layer
+from vllm_gac.compression.passes import observe_layer
+from vllm_gac.compression.probes import measure_gradients, measure_layer, positions, probes
+from vllm_gac.compression.reference_model import Reference, head, layer_forward, layer_weights
+
+METHODS = ("heads", "prune", "lowrank")
+
+
+def gradients_of(
+    model: Reference, tensors: dict[str, torch.Tensor], tokens: torch.Tensor, draws: int
+) -> dict[int, torch.Tensor]:
+    found: dict[int, torch.Tensor] = {}
+    measure_gradients(model, tensors.__getitem__, tokens, found.__setitem__, draws=draws)
+    return found
+
+
+def rest(model: Reference, tensors: dict[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
+    """What leaves the last layer if `hidden` leaves the first."""
+    weights = layer_weights(model, tensors.__getitem__, 1)
+    return layer_forward(model, model.layout.layers[1], weights, hidden)
+
+
+@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
+def test_gradients_are_those_of_finite_differences(changes: dict[str, Any]) -> None:
+    model, tensors = exact_model(**changes)
+    read, tokens = tensors.__getitem__, random_tokens(3, 40)
+    at = positions(40)
+    found = gradients_of(model, tensors, tokens, draws=2)
+    _, left, last = entering_states(model, read, tokens)
+    by_last = head_gradients(model, read, last, draws=2)
+    torch.testing.assert_close(found[1], by_last[:, :, at])
+    generator = torch.Generator().manual_seed(0)
+    for token in (0, 17, 38):
+        change = torch.zeros_like(left)
+        change[:, token] = 1e-6 * torch.randn(3, 48, generator=generator, dtype=torch.float64)
+        moved = rest(model, tensors, left + change) - rest(model, tensors, left - change)
+        expected = (by_last * moved).sum((2, 3)) / 2
+        got = (found[0][:, :, at.tolist().index(token)] * change[:, token]).sum(-1)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-12)
+
+
+def test_half_the_square_is_how_far_the_predictions_diverge() -> None:
+    model, tensors = exact_model()
+    read, tokens = tensors.__getitem__, random_tokens(2, 24)
+    gradients = gradients_of(model, tensors, tokens, draws=4000)[0]
+    left = entering_states(model, read, tokens)[1]
+    dense = head(model, read, rest(model, tensors, left)).log_softmax(-1)
+    generator = torch.Generator().manual_seed(0)
+    for token in (0, 11, 22):
+        change = torch.zeros_like(left)
+        change[:, token] = 0.02 * torch.randn(2, 48, generator=generator, dtype=torch.float64)
+        moved = head(model, read, rest(model, tensors, left + change)).log_softmax(-1)
+        direct = (dense.exp() * (dense - moved))[:, :-1].sum((1, 2))
+        expected = (gradients[:, :, token] * change[:, token]).sum(-1).square().mean(0) / 2
+        torch.testing.assert_close(expected, direct, rtol=0.15, atol=0)
+
+
+@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
+def test_the_outputs_of_some_tokens_are_those_of_the_whole_layer(changes: dict[str, Any]) -> None:
+    model, tensors = exact_model(**changes)
+    read, tokens = tensors.__getitem__, random_tokens(3, 200)
+    at = positions(200)
+    assert len(at) == 66
+    weights = layer_weights(model, read, 0)
+    hidden = entering_states(model, read, tokens)[0]
+    stats, before = observe_layer(model, weights, hidden)
+    layer = MeasuredLayer(model.layout, weights, stats, model.inv_freq)
+    gradients = gradients_of(model, tensors, tokens, draws=2)[0]
+    tried = probes(model.layout, METHODS)
+    found = measure_layer(model, layer, tried, hidden, gradients)
+    assert found.shape == (12, 3)
+    for probe, lost in zip(tried, found, strict=True):
+        smaller = {name: t.double() for name, t in compress_layer(layer, probe.layer).items()}
+        after = layer_forward(model, probe.layer, smaller, hidden)
+        products = (gradients * (after - before)[:, at]).sum(-1)
+        expected = products.square().mean((0, 2)) / 2
+        torch.testing.assert_close(lost.double(), expected, rtol=1e-5, atol=1e-12)
+
+
+def test_a_layer_that_keeps_all_loses_nothing() -> None:
+    model, tensors = exact_model()
+    read, tokens = tensors.__getitem__, random_tokens(2, 24)
+    weights, hidden = layer_weights(model, read, 1), entering_states(model, read, tokens)[1]
+    layer = MeasuredLayer(model.layout, weights, {}, model.inv_freq)
+    tried = [
+        replace(probe, layer=model.layout.layers[1]) for probe in probes(model.layout, METHODS)
+    ]
+    found = measure_layer(model, layer, tried, hidden, gradients_of(model, tensors, tokens, 1)[1])
+    assert float(found.abs().max()) == 0
