@@ -4,7 +4,7 @@
 #   examples/other_tool.sh SOURCE HELD_OUT OUT
 #   vllm serve OUT --load-format gac
 #
-# SOURCE is a directory or a pickle, which is read without running it. Padding changes no answer.
+# SOURCE is a directory or a state dict. Padding changes no answer.
 set -eu
 source=$1 held_out=$2 out=$3
 vllm-gac import "$source" "$out.imported"

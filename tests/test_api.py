@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import vllm_gac
-from tests.importers.pickled_models import saved, svd_llm
+from tests.importers.low_rank_models import write_low_rank
 from tests.support.dense_models import config, write, write_text
 
 _HEAVY = ("torch", "pydantic", "numpy", "vllm", "transformers")
@@ -41,7 +41,7 @@ def test_the_example_of_its_docstring(
 ) -> None:
     write(tmp_path / "llama", config(intermediate_size=93))
     write_text(tmp_path / "text.txt")
-    saved(tmp_path, svd_llm()).rename(tmp_path / "svd-llm.pt")
+    write_low_rank(tmp_path / "svd-llm", "svd-llm")
     monkeypatch.chdir(tmp_path)
     examples = doctest.DocTestFinder(recurse=False).find(getattr(vllm_gac, name), name, globs={})
     assert [len(example.examples) > 1 for example in examples] == [True]
@@ -54,7 +54,7 @@ def test_files_and_directories_may_be_named_by_strings(tmp_path: Path) -> None:
     """heal: tests/steps/test_heal.py."""
     model = str(write(tmp_path / "llama", config(intermediate_size=93)))
     text = str(write_text(tmp_path / "text.txt"))
-    pickle = str(saved(tmp_path, svd_llm()))
+    low_rank, _ = write_low_rank(tmp_path / "low rank", "svd-llm")
     stats, first, second, repaired, imported = (
         str(tmp_path / name) for name in ("stats", "first", "second", "repaired", "imported")
     )
@@ -65,7 +65,7 @@ def test_files_and_directories_may_be_named_by_strings(tmp_path: Path) -> None:
     vllm_gac.compress(model, first, request, stats=stats, progress=False)
     vllm_gac.compress(model, second, f"{first}/plan.json", stats=stats, progress=False)
     vllm_gac.repair(first, repaired, progress=False)
-    vllm_gac.import_model(pickle, imported, progress=False)
+    vllm_gac.import_model(str(low_rank), imported, progress=False)
     for directory in (first, second, repaired, imported):
         assert vllm_gac.verify(directory).faults == []
     planned = vllm_gac.plan(model, request, stats).layers

@@ -50,7 +50,7 @@ def test_a_pickled_phi_is_not_written_in_parts_that_transformers_does_not_read(
     model = write(tmp_path / "model", PHI)
     torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
     (model / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="a dense Phi-4 in pickles is compressed as it is"):
+    with pytest.raises(CheckpointError, match="Phi-4"):
         import_model(model, tmp_path / "out", progress=False)
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.importers.pickled_models import saved, svd_llm
-from tests.support.dense_models import config, write_text, write_tokenizer
+from tests.support.dense_models import config, weights, write_text, write_tokenizer
 from tests.support.hub import cached, files_of
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
-from vllm_gac.importers.pickled_model import open_pickled_model
-from vllm_gac.steps.import_model import import_model
+from vllm_gac.importers.open_source import open_source
 from vllm_gac.texts.token_text import windows
 
 TEMPLATE = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
@@ -32,6 +32,16 @@ def template_in_config(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(TEMPLATE))
 
 
+def state_dict(path: Path) -> Path:
+    torch.save(weights(config()), path)
+    return path
+
+
+def dense(directory: Path) -> None:
+    (directory / "config.json").write_text(json.dumps(config()))
+    state_dict(directory / "pytorch_model.bin")
+
+
 # The file that is linked, what makes it, and what reads it.
 READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path, Path], object]]] = {
     "a tokenizer": (
@@ -43,15 +53,11 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path, Path], o
     ),
     "a chat template": ("chat_template.jinja", template_file, conversation),
     "a tokenizer's config": ("tokenizer_config.json", template_in_config, conversation),
-    "the only pickle": (
-        "m.pt",
-        lambda model: saved(model, svd_llm()),
-        lambda model, beside: import_model(model, beside / "out", progress=False),
-    ),
+    "a state dict": ("pytorch_model.bin", dense, lambda model, beside: open_checkpoint(model)),
     "the config of --base": (
         "config.json",
-        lambda model: (model / "config.json").write_text(json.dumps(config())),
-        lambda model, beside: open_pickled_model(saved(beside, svd_llm()), model),
+        dense,
+        lambda model, beside: open_source(state_dict(beside / "weights.pt"), model),
     ),
 }
 

@@ -3,11 +3,13 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from tests.importers.tools import LINEARS, TwoLinears, dense, replace, same
+from tests.importers.tools import LINEARS, TwoLinears, dense, replace, same, write
+from tests.support.dense_models import config
 
 Ranks = dict[str, int]
 RANKS = {
@@ -67,6 +69,12 @@ TOOLS = {
         lambda name: re.sub(r"_proj\.([uv]_proj\.)", r"_\1", name),
     ),
 }
+
+
+def write_low_rank(directory: Path, tool: str, ranks: Ranks = RANKS) -> tuple[Path, nn.Module]:
+    """The directory that a tool of TOOLS writes, and its model."""
+    raw, model = low_rank(TOOLS[tool], config(), ranks)
+    return write(directory, raw, model, TOOLS[tool].rename), model
 
 
 def low_rank(tool: Tool, raw: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], nn.Module]:

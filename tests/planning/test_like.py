@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.checkpoint.pickles import foreign
-from tests.importers import pickled_models, tools
-from tests.importers.low_rank_models import TOOLS, low_rank
+from tests.importers import tools
+from tests.importers.layer_models import heterogeneous
+from tests.importers.low_rank_models import write_low_rank
 from tests.support import dense_models
 from tests.support.command import error, result, usage
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
@@ -24,11 +24,8 @@ from vllm_gac.planning.planner import plan, prior_plan
 from vllm_gac.planning.proportional import within_window
 from vllm_gac.planning.request import PlanRequest
 
-# Of the dense model of `dense_models.config`, and as the pickles' config has it.
 WHOLE = dense_models.config()
-PICKLED = dense_models.config(
-    num_key_value_heads=4, head_dim=12, max_position_embeddings=64, dtype="float16"
-)
+UNSHARED = dense_models.config(num_key_value_heads=4, head_dim=12)
 # k_proj and v_proj are smaller: factors of a rank of 20 have more numbers than they.
 RANKS = {
     f"model.layers.{i}.{name}": 17 + n % 2 + (0 if name[-6:] in ("k_proj", "v_proj") else i)
@@ -37,20 +34,10 @@ RANKS = {
 }
 
 
-def asvd(directory: Path) -> Path:
-    written, made = low_rank(TOOLS["asvd"], WHOLE, RANKS)
-    return tools.write(directory, written, made)
-
-
-def svd_llm(directory: Path) -> Path:
-    directory.mkdir()
-    return pickled_models.saved(directory, pickled_models.svd_llm())
-
-
-def llm_pruner(directory: Path) -> Path:
-    directory.mkdir()
-    layers = [foreign.dims(width=91), foreign.dims(heads=3, kv_heads=3, width=61)]
-    return pickled_models.saved(directory, pickled_models.llm_pruner(layers), "pytorch_model.bin")
+def pruned(directory: Path) -> Path:
+    fewer = {"num_attention_heads": 3, "num_key_value_heads": 3, "intermediate_size": 61}
+    model = heterogeneous(UNSHARED, [{"intermediate_size": 91}, fewer])
+    return tools.write(directory, UNSHARED, model)
 
 
 def ranks(directory: Path) -> Path:
@@ -60,9 +47,9 @@ def ranks(directory: Path) -> Path:
 
 
 WRITTEN = {
-    "asvd": (asvd, WHOLE, ["lowrank"]),
-    "svd-llm": (svd_llm, PICKLED, ["lowrank"]),
-    "llm-pruner": (llm_pruner, PICKLED, ["heads", "prune"]),
+    "asvd": (lambda path: write_low_rank(path, "asvd", RANKS)[0], WHOLE, ["lowrank"]),
+    "svd-llm": (lambda path: write_low_rank(path, "svd-llm", RANKS)[0], WHOLE, ["lowrank"]),
+    "hf-pruned": (pruned, UNSHARED, ["heads", "prune"]),
     "ranks": (ranks, WHOLE, ["lowrank"]),
 }
 
@@ -136,7 +123,7 @@ def cut(path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1000])
 
 
-@pytest.mark.parametrize("tool", ["asvd", "svd-llm", "llm-pruner", "ranks"])
+@pytest.mark.parametrize("tool", ["asvd", "ranks"])
 def test_a_damaged_file_is_refused_naming_it(tool: str, tmp_path: Path) -> None:
     write, raw, _ = WRITTEN[tool]
     dense = dense_models.write(tmp_path / "dense", raw)
@@ -181,7 +168,7 @@ def test_a_model_of_another_size_has_no_plan_near_it(
 ) -> None:
     dense = dense_models.write(tmp_path / "dense", WHOLE | changes)
     with pytest.raises(PlanError, match=sentence):
-        plan(dense, like=asvd(tmp_path / "asvd"))
+        plan(dense, like=write_low_rank(tmp_path / "asvd", "asvd", RANKS)[0])
 
 
 def test_the_dense_model_itself_is_no_plan(tmp_path: Path) -> None:
@@ -227,7 +214,7 @@ def test_the_command_says_what_the_plan_is_like_and_compress_takes_it(
 ) -> None:
     dense, out = dense_models.write(tmp_path / "dense", WHOLE), tmp_path / "out"
     file, text = tmp_path / "plan.json", dense_models.write_text(tmp_path / "text.txt")
-    other = asvd(tmp_path / "asvd")
+    other, _ = write_low_rank(tmp_path / "asvd", "asvd", RANKS)
     made = Plan.model_validate(
         result(capsys, "plan", dense, "--like", other, "--out", file, "--align", "minimal")
     )

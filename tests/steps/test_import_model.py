@@ -29,12 +29,7 @@ def palu(directory: Path) -> Written:
 
 
 def low_rank(name: str) -> Callable[[Path], Written]:
-    def made(directory: Path) -> Written:
-        tool = low_rank_models.TOOLS[name]
-        written, model = low_rank_models.low_rank(tool, config(), low_rank_models.SOME)
-        return write(directory, written, model, tool.rename), model
-
-    return made
+    return lambda directory: low_rank_models.write_low_rank(directory, name, low_rank_models.SOME)
 
 
 def per_layer_config(directory: Path) -> Written:

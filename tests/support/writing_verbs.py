@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.importers.pickled_models import saved, svd_llm
+from tests.importers.low_rank_models import write_low_rank
 from tests.loadtest.runs import write_run
 from tests.steps.healing_models import write_all
 from tests.support.dense_models import config, write, write_text
@@ -27,7 +27,7 @@ _LOSS = (
 # The words of each command line, without --out and what belongs to every run.
 VERBS: dict[str, tuple[str, ...]] = {
     "compress": (*_COMPRESS, "--sequence-length", "128", "--calibration", "long.txt"),
-    "import": ("import", "m.pt"),
+    "import": ("import", "svd-llm"),
     "repair": ("repair", "unaligned"),
     "export": ("export", "unaligned"),
     "heal": (
@@ -65,7 +65,7 @@ def write_inputs(directory: Path) -> None:
     write_text(directory / "held-out.txt", 30_000)
     write_text(directory / "heal.txt", 6_000)
     write(directory / "unaligned", config(intermediate_size=93))
-    saved(directory, svd_llm())
+    write_low_rank(directory / "svd-llm", "svd-llm")
     write_all(directory)
     (directory / "traffic.yaml").write_text(
         "{name: small, rate: 9, duration: 60, lengths: {input: 20, output: 8}}"

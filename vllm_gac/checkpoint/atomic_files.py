@@ -32,11 +32,6 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-def write_bytes(path: Path, contents: bytes) -> None:
-    """Write `contents`, atomically."""
-    _write(path, lambda partial: partial.write_bytes(contents))
-
-
 def copy_file(source: Path, path: Path) -> None:
     """Copy the contents of `source`, a regular file, atomically."""
     with opened(source) as file:

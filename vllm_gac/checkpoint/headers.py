@@ -1,27 +1,29 @@
-"""The headers of the safetensors files of a model directory.
+"""The headers of the weights of a model directory: every tensor's name, dtype and shape.
 
 The files are those that vLLM's loader would read: the files in the index, or without an index
-every `*.safetensors`.
+every `*.safetensors`. A directory without any may have state dicts, pytorch_model*.bin.
 """
 
 import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from vllm_gac.checkpoint.dtypes import stored_dtype
 from vllm_gac.checkpoint.regular_files import unchanging
-from vllm_gac.checkpoint.strict_json import MAX_BYTES, parse_json, read_json
+from vllm_gac.checkpoint.state_dicts import load_state_dict
+from vllm_gac.checkpoint.strict_json import MAX_BYTES, parse_json, read_bounded, read_json
 from vllm_gac.checkpoint.unsupported import CONSOLIDATED, lfs_pointer, without_weights
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
 
 INDEX_FILE = "model.safetensors.index.json"
+_STATE_DICT_INDEX = "pytorch_model.bin.index.json"
 # The largest dense model has 1,137 tensors in some 200 shards. 1024 layers, which is the most that
 # is served, have 9,219 tensors; 650 layers have 16,250 if every linear is two with a bias.
 MAX_TENSORS = 1 << 14
@@ -36,9 +38,10 @@ class TensorInfo:
         file: Name of the file within the model directory.
         dtype: safetensors' name of the dtype, e.g. "BF16".
         shape: The tensor's shape.
-        start: Position of its first byte in the file.
+        start: Position of its first byte in the file, or in the tensor `key` of a state dict.
         version: Size and time of the file when its header was read, to notice if it has changed
             since. None: not checked.
+        key: The tensor's name in a state dict. None: the file is in safetensors.
     """
 
     file: str
@@ -46,6 +49,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     start: int
     version: tuple[int, int] | None = field(default=None, compare=False)
+    key: str | None = None
 
 
 def version_of(status: os.stat_result) -> tuple[int, int]:
@@ -53,27 +57,34 @@ def version_of(status: os.stat_result) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
+def state_dict_files(directory: Path) -> list[str]:
+    """The names of the state dicts in `directory` as transformers names them, sorted."""
+    return sorted(path.name for path in directory.glob("pytorch_model*.bin"))
+
+
 def read_headers(directory: Path) -> dict[str, TensorInfo]:
     """Every tensor of the model in `directory`, by name.
 
-    Raises CheckpointError if there is no safetensors file, if a file is malformed or outside the
+    Raises CheckpointError if there are no weights, if a file is malformed or outside the
     directory, if two files hold the same tensor, or if the index does not match the files.
     """
-    index_path = directory / INDEX_FILE
+    index_path, suffix = directory / INDEX_FILE, ".safetensors"
+    files = sorted(path.name for path in directory.glob(f"*{suffix}"))
+    if not any(directory.glob("*.safetensors*")) and (found := state_dict_files(directory)):
+        index_path, suffix, files = directory / _STATE_DICT_INDEX, ".bin", found
     weight_map = None
     if os.path.lexists(index_path):
-        weight_map = read_weight_map(directory, index_path, ".safetensors")
+        weight_map = _weight_map(directory, index_path, suffix)
         files = sorted(set(weight_map.values()))
     else:
-        found = islice(directory.glob("*.safetensors"), MAX_SHARDS + 1)
-        files = sorted(path.name for path in found if not path.name.startswith(CONSOLIDATED))
+        files = [file for file in files if not file.startswith(CONSOLIDATED)]
     if len(files) > MAX_SHARDS:
         raise CheckpointError(f"{directory}: more than {MAX_SHARDS} shards, the most that are read")
     if not set(files) - {"adapter_model.safetensors"}:
         raise CheckpointError(f"{directory}: {without_weights(directory)}")
     tensors: dict[str, TensorInfo] = {}
     for file in files:
-        header = _shard_header(directory, file)
+        header = read_shard(directory, file)
         if len(tensors) + len(header) > MAX_TENSORS:
             raise CheckpointError(
                 f"{directory / file}: with the shards before it more than {MAX_TENSORS} tensors, "
@@ -85,7 +96,19 @@ def read_headers(directory: Path) -> dict[str, TensorInfo]:
                 raise CheckpointError(f"{directory / file}: {shown(name)} is also in {other}")
             tensors[name] = info
     if weight_map is not None:
-        check_index(index_path, weight_map, tensors)
+        _check_index(index_path, weight_map, tensors)
+    return tensors
+
+
+def read_shard(directory: Path, file: str) -> dict[str, TensorInfo]:
+    """The tensors in one file, in safetensors or a state dict. Raises as `read_headers`."""
+    path = directory / file
+    refuse_escape(directory, path)
+    version = _version(path)
+    of_file = _safetensors if file.endswith(".safetensors") else _state_dict
+    tensors = {name: replace(info, version=version) for name, info in of_file(path)}
+    if _version(path) != version:
+        raise CheckpointError(f"{path}: has changed while its header was read; try again")
     return tensors
 
 
@@ -106,7 +129,7 @@ def refuse_escape(directory: Path, path: Path) -> None:
     )
 
 
-def read_weight_map(directory: Path, index_path: Path, suffix: str) -> dict[str, str]:
+def _weight_map(directory: Path, index_path: Path, suffix: str) -> dict[str, str]:
     """Read from an index which file each tensor is in; file names must end in `suffix`.
 
     Raises CheckpointError if the index is malformed or outside `directory`.
@@ -130,7 +153,7 @@ def read_weight_map(directory: Path, index_path: Path, suffix: str) -> dict[str,
     return weight_map
 
 
-def check_index(
+def _check_index(
     index_path: Path, weight_map: Mapping[str, str], tensors: Mapping[str, TensorInfo]
 ) -> None:
     """Raise CheckpointError unless an index lists exactly the `tensors` of its files."""
@@ -144,23 +167,6 @@ def check_index(
             )
 
 
-def _shard_header(directory: Path, file: str) -> dict[str, TensorInfo]:
-    """The tensors in the header of a shard."""
-    path = directory / file
-    refuse_escape(directory, path)
-    before = _version(path)
-    header, start = _parsed_header(path)
-    if _version(path) != before:
-        raise CheckpointError(f"{path}: has changed while its header was read; try again")
-    header.pop("__metadata__", None)
-    return {
-        name: TensorInfo(
-            file, entry["dtype"], tuple(entry["shape"]), start + entry["data_offsets"][0], before
-        )
-        for name, entry in header.items()
-    }
-
-
 def _version(path: Path) -> tuple[int, int]:
     try:
         return version_of(path.stat())
@@ -168,14 +174,26 @@ def _version(path: Path) -> tuple[int, int]:
         raise CheckpointError(f"{path}: cannot be read ({e.strerror or e})") from e
 
 
-def _parsed_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a file that safetensors accepts, and the position where its data begins."""
+def _safetensors(path: Path) -> Iterator[tuple[str, TensorInfo]]:
     with unchanging(path) as same, _accepted(path, same, "a readable safetensors file", "np"):
         start = 8 + _header_length(path, same)
         with same.open("rb") as file:
             raw = file.read(start)[8:]
     # safetensors accepts a name twice and keeps the last; our parser refuses it.
-    return parse_json(raw, str(path)), start
+    header = parse_json(raw, str(path))
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        position = start + entry["data_offsets"][0]
+        yield name, TensorInfo(path.name, entry["dtype"], tuple(entry["shape"]), position)
+
+
+def _state_dict(path: Path) -> Iterator[tuple[str, TensorInfo]]:
+    if fault := lfs_pointer(read_bounded(path, CheckpointError, 64)):
+        raise CheckpointError(f"{path}: {fault}")
+    for name, tensor in load_state_dict(path).items():
+        stored = stored_dtype(tensor.dtype)
+        dtype = stored.name if stored else str(tensor.dtype)
+        yield name, TensorInfo(path.name, dtype, tuple(tensor.shape), 0, key=name)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Opening a model directory: its config and headers at once, its tensors when they are read.
 
-Only `config.json` and `*.safetensors` are opened. Without safetensors files, `pytorch_model*.bin`
-are opened; their pickles are interpreted, never executed.
+Only `config.json` and `*.safetensors` are opened; or, without these, `pytorch_model*.bin`.
 """
 
 import hashlib
@@ -22,7 +21,6 @@ from vllm_gac.checkpoint.headers import INDEX_FILE as INDEX_FILE
 from vllm_gac.checkpoint.headers import TensorInfo as TensorInfo
 from vllm_gac.checkpoint.headers import read_headers, refuse_escape
 from vllm_gac.checkpoint.hub import model_directory
-from vllm_gac.checkpoint.pickles.state_dicts import read_state_dict_headers, state_dict_files
 from vllm_gac.checkpoint.regular_files import opened
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.tensor_files import ShardFiles
@@ -147,24 +145,19 @@ def open_checkpoint(directory: str | Path, *, revision: str | None = None) -> Ch
     return checkpoint_of(directory, read_config(directory))
 
 
-def checkpoint_of(directory: Path, raw: Mapping[str, Any]) -> Checkpoint:
-    """The checkpoint in `directory`, whose config.json is `raw`. Raises as `open_checkpoint`."""
+def checkpoint_of(
+    directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None = None
+) -> Checkpoint:
+    """The checkpoint in `directory`, whose config.json is `raw`. Raises as `open_checkpoint`.
+
+    `tensors` are those of its files; None: of all weights in `directory`.
+    """
     where = str(directory / "config.json")
     config, layout = validate(HfConfig, dict(raw), where), layout_of(raw, where)
-    tensors: Mapping[str, TensorInfo] = tensor_headers(directory)
+    tensors = read_headers(directory) if tensors is None else tensors
     if config.gac is None and not quantized(raw, directory):
         tensors = without_fused(directory, config.model_type, layout, tensors)
     return Checkpoint(directory, raw, config, layout, tensors)
-
-
-def tensor_headers(directory: Path) -> dict[str, TensorInfo]:
-    """The headers of all tensors in `directory`: in safetensors files, or else in state dicts.
-
-    Raises CheckpointError as `read_headers` and `read_state_dict_headers`.
-    """
-    if any(directory.glob("*.safetensors*")) or not state_dict_files(directory):
-        return read_headers(directory)
-    return read_state_dict_headers(directory)
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Reading tensors from shards whose headers have been read.
 
-Files are read, not memory-mapped. If a file is truncated meanwhile, reading it is an error, while
-touching a mapping of it would kill the process by a signal. A file that was replaced or rewritten
-since its header was read is an error, too.
+Safetensors are read, not memory-mapped. If a file is truncated meanwhile, reading it is an error,
+while touching a mapping of it, as a state dict has one, kills the process by a signal. A file that
+was replaced or rewritten since its header was read is an error, too.
 """
 
 import math
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import TensorInfo, version_of
 from vllm_gac.checkpoint.regular_files import open_regular
+from vllm_gac.checkpoint.state_dicts import load_state_dict
 from vllm_gac.errors import CheckpointError, DiskError
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ class ShardFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._descriptors: dict[str, int] = {}
+        self._state_dicts: dict[str, dict[str, torch.Tensor]] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close all files."""
+        self._state_dicts.clear()
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
@@ -45,16 +48,19 @@ class ShardFiles:
         Raises CheckpointError if the file has changed since its header was read, and DiskError if
         it cannot be read.
         """
-        path = self._directory / info.file
+        path, position = self._directory / info.file, info.start + offset
         try:
-            descriptor = self._opened(info)
-            position = info.start + offset
-            while buffer:
-                count = os.preadv(descriptor, [buffer[:_CHUNK_BYTES]], position)
-                if count == 0:
-                    raise _changed(path)
-                buffer, position = buffer[count:], position + count
-            status = os.fstat(descriptor)
+            if info.key is not None:
+                buffer[:] = self._mapped(path, info)[position : position + len(buffer)]
+                status = path.stat()
+            else:
+                descriptor = self._opened(info)
+                while buffer:
+                    count = os.preadv(descriptor, [buffer[:_CHUNK_BYTES]], position)
+                    if count == 0:
+                        raise _changed(path)
+                    buffer, position = buffer[count:], position + count
+                status = os.fstat(descriptor)
         except OSError as e:
             raise DiskError(f"{path}: cannot be read ({e.strerror or e})") from e
         if info.version is not None and version_of(status) != info.version:
@@ -83,6 +89,18 @@ class ShardFiles:
                 path = self._directory / info.file
                 self._descriptors[info.file] = open_regular(path, DiskError)
             return self._descriptors[info.file]
+
+    def _mapped(self, path: Path, info: TensorInfo) -> memoryview:
+        """The bytes of a tensor of a state dict."""
+        import torch
+
+        with self._lock:
+            if info.file not in self._state_dicts:
+                self._state_dicts[info.file] = load_state_dict(path)
+                if info.version not in (None, version_of(path.stat())):
+                    raise _changed(path)
+            tensor = self._state_dicts[info.file][info.key or ""]
+        return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _huge_pages(size: int) -> mmap.mmap:

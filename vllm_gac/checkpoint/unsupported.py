@@ -93,8 +93,8 @@ def without_weights(directory: Path) -> str:
     if any(directory.glob(f"{CONSOLIDATED}*.safetensors")):
         return _MISTRALS_OWN
     return (
-        "there are no *.safetensors files and no pytorch_model*.bin; 'vllm-gac import' converts "
-        "other pickles (.pt, .pth, .bin), without running them"
+        "there are no *.safetensors files and no pytorch_model*.bin; 'vllm-gac import FILE OUT' "
+        "takes a state dict of another name (.pt, .pth, .bin)"
     )
 
 

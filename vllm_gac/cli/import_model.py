@@ -26,13 +26,13 @@ def add_parser(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "import",
         help="convert a model that another tool compressed",
-        description="Convert SRC, a directory or a pickled model (.pt, .bin) that another tool "
+        description="Convert SRC, a directory or a state dict (.pt, .bin) that another tool "
         "wrote, into the new directory DST; a dense model in pytorch_model*.bin becomes the same "
-        "one in safetensors. A pickle is read without running what is in it. DST appears when it "
-        "is complete; until then the work is in DST.partial.",
+        "one in safetensors. DST appears when it is complete; until then the work is in "
+        "DST.partial.",
     )
     parser.add_argument(
-        "source", type=path, metavar="SRC", help="a directory, an id on the Hub, or a pickled model"
+        "source", type=path, metavar="SRC", help="a directory, an id on the Hub, or a state dict"
     )
     add_revision(parser)
     parser.add_argument("out", type=path, metavar="DST", help="the new directory")
@@ -41,7 +41,7 @@ def add_parser(verbs: Verbs) -> None:
         type=path,
         metavar="MODEL",
         help="the model before, a directory or an id on the Hub: take tokenizer, generation config "
-        "and, for a pickle, config.json from there",
+        "and, for a state dict, config.json from there",
     )
     parser.add_argument(
         "--base-revision", metavar="REVISION", help="the same as --revision, of --base"

@@ -17,7 +17,6 @@ _FORMATS = {
     "low-rank": "factorized, as LowRankArena exports it",
     "per-layer-config": "each layer's dims in config.json's per_layer_config",
     "block-configs": "each layer's dims in config.json's block_configs",
-    "llm-pruner": "pruned by LLM-Pruner",
 }
 
 

@@ -2,16 +2,13 @@
 
 An importer reads only config.json and tensor headers. It says which tensors the tool's files must
 hold (`expected`, by their original names; the preflight checks them), and how each tensor of the
-layout is made from them (`sources`, used when tensors are loaded). The tensors are in safetensors
-files unless `originals` opens other files.
+layout is made from them (`sources`, used when tensors are loaded).
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vllm_gac.checkpoint.fused import without_fused
 from vllm_gac.checkpoint.headers import TensorInfo
@@ -35,11 +32,8 @@ Format: TypeAlias = Literal[
     "low-rank",
     "per-layer-config",
     "block-configs",
-    "llm-pruner",
 ]
 
-# Returns a tensor by its name, or raises CheckpointError: a TensorReader or a pickle's reader.
-Read: TypeAlias = Callable[[str], "torch.Tensor"]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
@@ -70,14 +64,12 @@ class Imported(Checkpoint):
         sources: How each tensor of `layout.tensors()` is made.
         expected: Name and shape of every tensor that the files must hold.
         unused: Names of tensors that the files may also hold.
-        originals: Opens the files; None means safetensors files in `directory`.
     """
 
     format: Format
     sources: Mapping[str, Source]
     expected: Shapes
     unused: frozenset[str] = frozenset()
-    originals: Callable[[], AbstractContextManager[Read]] | None = None
 
     @property
     def is_stored_as_served(self) -> bool:
@@ -89,13 +81,6 @@ class Imported(Checkpoint):
 
     def is_unused(self, name: str) -> bool:
         return name in self.unused or name.endswith(".rotary_emb.inv_freq")
-
-    def is_finite(self, name: str) -> bool:
-        if self.originals is None:
-            return super().is_finite(name)
-        with self.originals() as read:
-            tensor = read(name)
-            return not tensor.is_floating_point() or bool(tensor.isfinite().all())
 
     def broken_part(self, name: str) -> str:
         names = self.sources[name].names
@@ -128,29 +113,13 @@ class ImportedReader(TensorReader):
     def __init__(self, imported: Imported) -> None:
         super().__init__(imported.directory, imported.tensors)
         self._imported = imported
-        self._stack = ExitStack()
-        self._read: Read = super().__call__
-
-    def __enter__(self) -> Self:
-        if self._imported.originals is not None:
-            self._read = self._stack.enter_context(self._imported.originals())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
-        super().__exit__(kind, error, trace)
 
     def __call__(self, name: str) -> "torch.Tensor":
         """Read tensor `name` of the layout. Raises CheckpointError if that is impossible."""
         source = self._imported.sources.get(name)
         if source is None:
             raise CheckpointError(f"{self._imported.directory}: tensor {name} is missing")
-        return source.make(*map(self._read, source.names))
+        return source.make(*map(super().__call__, source.names))
 
 
 def imported(

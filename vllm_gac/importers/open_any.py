@@ -1,10 +1,12 @@
 """Opening a model directory in any format that can be served."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from vllm_gac.checkpoint.open import Checkpoint, checkpoint_of, read_config, tensor_headers
+from vllm_gac.checkpoint.headers import TensorInfo, read_headers
+from vllm_gac.checkpoint.open import Checkpoint, checkpoint_of, read_config
 from vllm_gac.checkpoint.unsupported import quantized
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import palu, recognize
@@ -13,10 +15,10 @@ from vllm_gac.importers.imported import Source, dense_of, imported
 from vllm_gac.importers.pruned_shapes import infer_layout
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
+Fits = Callable[[ModelLayout, LayerLayout], bool]
 
-def open_any_format(
-    directory: Path, fits: Callable[[ModelLayout, LayerLayout], bool] | None = None
-) -> tuple[Format, Checkpoint]:
+
+def open_any_format(directory: Path, fits: Fits | None = None) -> tuple[Format, Checkpoint]:
     """The format of `directory`, and its checkpoint with the layout to serve it with.
 
     `fits` says which forms of a layer the kernels can run, where palu leaves a choice; None: any.
@@ -27,13 +29,22 @@ def open_any_format(
     CheckpointError as `open_checkpoint` does, or if no layout has these shapes.
     """
     directory = Path(directory)
-    raw = read_config(directory)
+    return read_any_format(directory, read_config(directory), None, fits)
+
+
+def read_any_format(
+    directory: Path,
+    raw: Mapping[str, Any],
+    tensors: Mapping[str, TensorInfo] | None,
+    fits: Fits | None = None,
+) -> tuple[Format, Checkpoint]:
+    """The same of a config.json and `tensors` in `directory`; None: those of all its weights."""
     if importer := recognize(raw):
         if importer is palu.read:
             importer = partial(palu.read, fits=fits)
-        written = importer(directory, raw, tensor_headers(directory))
+        written = importer(directory, raw, read_headers(directory) if tensors is None else tensors)
         return written.format, written
-    checkpoint = checkpoint_of(directory, raw)
+    checkpoint = checkpoint_of(directory, raw, tensors)
     if checkpoint.config.gac is None and (packed := quantized(raw, directory)):
         raise CheckpointError(packed)
     if importer := recognize(raw, checkpoint.tensors):

@@ -1,84 +1,50 @@
-"""Opening what another tool wrote: a model directory, or a file of torch.save."""
+"""Opening what another tool wrote: a model directory, or one file with a state dict."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from vllm_gac.checkpoint.headers import refuse_escape
-from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.pickles.state_dicts import INDEX_FILE, is_state_dict, state_dict_files
-from vllm_gac.checkpoint.pickles.torch_file import open_torch_file
-from vllm_gac.checkpoint.unsupported import not_a_directory, without_config
+from vllm_gac.checkpoint.headers import read_shard, state_dict_files
+from vllm_gac.checkpoint.open import Checkpoint, read_config
+from vllm_gac.checkpoint.unsupported import not_a_directory
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
-from vllm_gac.importers import llm_pruner, svd_llm
 from vllm_gac.importers.imported import Imported, Source
-from vllm_gac.importers.open_any import open_any_format
-from vllm_gac.importers.pickled_companions import pickled_companions
-from vllm_gac.importers.pickled_model import open_pickled_model
-
-_PICKLES = (".bin", ".pt", ".pth")
+from vllm_gac.importers.open_any import open_any_format, read_any_format
 
 
-def open_source(source: Path, base: Path | None) -> tuple[Checkpoint, Mapping[str, bytes]]:
-    """The model in `source`, and files that were pickled with it, by name.
-
-    A model in the files of another tool, or a dense one in state dicts, is an `Imported`.
+def open_source(source: Path, base: Path | None) -> Checkpoint:
+    """The model in `source`. One in the files of another tool, or in state dicts, is an `Imported`.
 
     Args:
-        source: A model directory, or a file that torch.save wrote, which is read and never run.
-        base: Directory of the model before compression. A pickle's config.json is taken from there.
+        source: A model directory, or a file with a state dict.
+        base: Directory of the model before compression. The config.json of a file is taken from
+            there; None: from beside it.
 
     Raises:
         CheckpointError: There is no such model, or its headers are broken.
     """
-    pickle = _pickle_of(source)
-    if pickle is not None and is_state_dict(open_torch_file(pickle)):
-        source, pickle = _directory_of(pickle), None
     if base is not None and not base.is_dir():
         raise CheckpointError(f"{base}: {not_a_directory(base)}")
-    if pickle is not None:
-        whole = open_pickled_model(pickle, base)
-        importer = svd_llm if svd_llm.wrote(whole) else llm_pruner
-        return importer.read(whole), {} if base else pickled_companions(whole)
-    _, model = open_any_format(source)
-    pickled = any(info.file.endswith(".bin") for info in model.tensors.values())
-    if model.config.gac is None and not isinstance(model, Imported) and pickled:
-        return _dense(model), {}
-    return model, {}
-
-
-def _pickle_of(source: Path) -> Path | None:
-    """The single pickle that `source` is or holds; None if it has safetensors, which are used."""
     if source.suffix == ".safetensors":
         raise CheckpointError(f"{source}: one file of a model; give the directory that it is in")
-    if source.is_dir() and (fault := without_config(source)):
-        raise CheckpointError(f"{source}: {fault}")
-    if not source.is_dir():
-        if not source.exists() or source.suffix == ".gguf":
-            raise CheckpointError(f"{source}: {not_a_directory(source)}")
-        return source
-    if any(source.glob("*.safetensors*")) or (source / INDEX_FILE).exists():
-        return None
-    pickles = sorted(path for path in source.iterdir() if path.suffix in _PICKLES)
-    if len(pickles) > 1 and pickles == state_dict_files(source):
-        return None  # shards without an index
-    if len(pickles) > 1:
-        names = ", ".join(shown(path.name) for path in pickles[:3])
-        raise CheckpointError(f"{source}: holds {len(pickles)} pickles ({names}...); name one")
-    if not pickles:
-        return None
-    refuse_escape(source, pickles[0])
-    return pickles[0]
+    one_file = source.is_file() and source.suffix != ".gguf"
+    if one_file and source.name not in state_dict_files(source.parent):
+        raw = read_config(_with_config(source, base))
+        _, model = read_any_format(source.parent, raw, read_shard(source.parent, source.name))
+    else:
+        _, model = open_any_format(source.parent if one_file else source)
+    pickled = any(info.key is not None for info in model.tensors.values())
+    if model.config.gac is None and not isinstance(model, Imported) and pickled:
+        return _dense(model)
+    return model
 
 
-def _directory_of(pickle: Path) -> Path:
-    """The model directory of a state dict."""
-    if pickle not in state_dict_files(pickle.parent):
+def _with_config(file: Path, base: Path | None) -> Path:
+    """The directory with the config.json of the model in `file`."""
+    if base is None and not (file.parent / "config.json").exists():
         raise CheckpointError(
-            f"{pickle}: tensors without a model; put it beside the model's config.json as "
-            "pytorch_model.bin, and give that directory"
+            f"{file}: there is no config.json beside it; give the directory of the model before "
+            "compression with --base"
         )
-    return pickle.parent
+    return base or file.parent
 
 
 def _dense(model: Checkpoint) -> Imported:

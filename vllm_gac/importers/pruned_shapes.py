@@ -20,7 +20,11 @@ def infer_layout(checkpoint: Checkpoint) -> ModelLayout:
     CheckpointError naming a tensor that is missing or fits no layout. Tensors that are not needed
     for this are checked by `faults`.
     """
-    vocab_size, hidden_size = _shape(checkpoint, "model.embed_tokens.weight")
+    embedding = "model.embed_tokens.weight"
+    vocab_size, hidden_size = _shape(checkpoint, embedding)
+    if hidden_size % (heads := checkpoint.layout.layers[0].query_heads):
+        why = f"transformers wants a multiple of the config's {heads} attention heads"
+        raise _nonsense(checkpoint, embedding, why)
     dense = replace(checkpoint.layout, vocab_size=vocab_size, hidden_size=hidden_size)
     layers = tuple(_layer(checkpoint, dense, index) for index in range(len(dense.layers)))
     return replace(dense, layers=layers)

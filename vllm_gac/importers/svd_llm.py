@@ -1,33 +1,69 @@
-"""SVD-LLM (Wang et al., ICLR 2025, arXiv:2403.07378): *_whitening_only_*.pt, merge.pt and the like.
+"""SVD-LLM (Wang et al., ICLR 2025, arXiv:2403.07378), as a state dict of its modules.
 
-{"model": LlamaForCausalLM or MistralForCausalLM, "tokenizer": ...} in which every linear of a
-layer is two, with the names and shapes of `svd_llm_export.py`. The factors are fp32, norms and
-embeddings fp16. The sizes in the modules are ignored: SVD_MistralAttention has the rank of q_proj
-for k_proj and v_proj, too, and SVD_LlamaAttention has no grouped queries and always uses the RoPE
-base 10000. The model is served as its config says, with which the factors were computed.
+config.json is the dense model's. Every linear of a layer is two, `self_attn.q_u_proj.weight`
+[out, rank] and `self_attn.q_v_proj.weight` [rank, in]; the same for k, v, o, gate, up and down.
+(`v_u_proj` belongs to V, and `k_v_proj` is the down factor of K.) Ranks are read from the shapes,
+because the config has none and the modules' attributes are wrong for grouped queries. The factors
+are fp32, norms and embeddings fp16.
 """
 
-from vllm_gac.importers.factorized import Factorized, import_factorized, linear_names
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_gac.checkpoint.headers import TensorInfo
+from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.factorized import (
+    Factorized,
+    FactorNames,
+    import_factorized,
+    linear_names,
+)
 from vllm_gac.importers.imported import Imported, dense_of
-from vllm_gac.importers.pickled_model import PickledModel
-from vllm_gac.importers.svd_llm_export import FLAT, ranks_of
 
 
-def wrote(model: PickledModel) -> bool:
-    """Whether the model has this tool's factors."""
-    return any(name.endswith("_v_proj.weight") for name in model.stored)
+def _sibling(linear: str, factor: str) -> str:
+    return f"{linear.removesuffix('_proj')}_{factor}"
 
 
-def read(model: PickledModel) -> Imported:
-    """Read the model. Raises CheckpointError naming the file and the tensor that is wrong."""
-    directory = model.path.parent
-    base, dense = dense_of(model.config, f"{model.path}: config")
-    ranks = ranks_of(directory, linear_names(dense), FLAT, model.tensors)
-    return import_factorized(
-        "svd-llm",
-        directory,
-        Factorized(base, dense, ranks, FLAT),
-        model.tensors,
-        mixed_dtypes=True,
-        originals=model.reader,
-    )
+# The factors are siblings of the linear they replace.
+FLAT = FactorNames(
+    lambda linear: _sibling(linear, "v_proj.weight"),
+    lambda linear: _sibling(linear, "u_proj.weight"),
+    lambda linear: _sibling(linear, "u_proj.bias"),
+)
+
+
+def wrote(raw: Mapping[str, Any], names: frozenset[str]) -> bool:
+    """Whether this tool wrote the directory, by the names of the tensors."""
+    return any(name.endswith("_v_proj.weight") for name in names)
+
+
+def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Imported:
+    """Read the model in `directory`. Raises CheckpointError naming the tensor that is wrong."""
+    base, dense = dense_of(raw, str(directory / "config.json"))
+    ranks = ranks_of(directory, linear_names(dense), FLAT, tensors)
+    model = Factorized(base, dense, ranks, FLAT)
+    return import_factorized("svd-llm", directory, model, tensors, mixed_dtypes=True)
+
+
+def ranks_of(
+    directory: Path, linears: Iterable[str], names: FactorNames, tensors: Mapping[str, TensorInfo]
+) -> dict[str, int]:
+    """The rank of each linear that has factors, from the shape of its down or up factor.
+
+    Raises CheckpointError naming a factor that is not a matrix.
+    """
+    ranks: dict[str, int] = {}
+    for linear in linears:
+        for factor, axis in ((names.down(linear), 0), (names.up(linear), 1)):
+            info = tensors.get(factor)
+            if info is None:
+                continue
+            if len(info.shape) != 2 or min(info.shape) < 1:
+                raise CheckpointError(
+                    f"{directory / info.file}: {factor}: shape {list(info.shape)}, expected a "
+                    "matrix whose rank is at least 1"
+                )
+            ranks.setdefault(linear, info.shape[axis])
+    return ranks

@@ -88,7 +88,7 @@ def read_other(like: str | Path, model: Checkpoint) -> OtherPlan:
     if path.suffix == ".json":
         found = OtherPlan("ranks", dense, replace(dense, layers=_of_ranks(path, dense)))
     else:
-        other, _ = open_source(model_directory(like), model.directory)
+        other = open_source(model_directory(like), model.directory)
         for fault in faults(other):
             raise CheckpointError(fault)
         made_by = other.format if isinstance(other, Imported) else "gac"

@@ -7,14 +7,13 @@ run that was stopped continues with the next layer.
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vllm_gac.checkpoint.atomic_files import write_bytes, write_json, write_text
+from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, WeightDtype
 from vllm_gac.checkpoint.hub import model_directory
@@ -56,14 +55,14 @@ def import_model(
     """Convert a model that another compression tool wrote into a gac directory.
 
     Args:
-        source: A model directory, its id on the Hub, or a file that torch.save wrote. Pickles are
-            never executed, and none are fetched from the Hub.
+        source: A model directory, its id on the Hub, or a file with a state dict. Of the Hub,
+            only safetensors are fetched.
         out: The directory to write; it appears only when it is complete.
         request: The format that `source` must have, and the dtype to store. None: an
             `ImportRequest` without any option.
         revision: A branch, tag or commit of a `source` on the Hub. None: main.
         base: Directory of the model before compression, or its id on the Hub. The tokenizer and the
-            generation config are copied from there, and config.json if `source` is a pickle. None:
+            generation config are copied from there, and config.json if `source` is a file. None:
             from `source`.
         base_revision: A branch, tag or commit of a `base` on the Hub. None: main.
         resume: Whether to continue a run that was stopped.
@@ -80,11 +79,11 @@ def import_model(
     Examples:
         >>> from pathlib import Path
         >>> import vllm_gac
-        >>> done = vllm_gac.import_model(Path("svd-llm.pt"), Path("imported"))
+        >>> done = vllm_gac.import_model(Path("svd-llm"), Path("imported"))
         >>> done.format, done.dtype
         ('svd-llm', 'float32')
         >>> done.layout.layers[0].ranks["self_attn.q_proj"]
-        19
+        3
     """
     request, source = request or ImportRequest(), model_directory(source, revision)
     if base is not None:
@@ -92,27 +91,26 @@ def import_model(
     inputs = [source] if base is None else [source, base]
     output = Output(Path(out), "import", inputs, resume)
     output.check()
-    model, companions = open_source(source, base)
+    model = open_source(source, base)
     if not isinstance(model, Imported):
         what = "compressed already" if model.config.gac else "a dense model"
         raise CheckpointError(f"{source}: {what}: nothing to convert, it is served as it is")
     if model.format == "dense" and (family := FAMILIES[model.config.model_type]).fused:
         raise CheckpointError(
-            f"{source}: a dense {family.name} in pickles is compressed as it is; to serve it, make "
-            "safetensors of it with transformers' save_pretrained, which keeps fused tensors"
+            f"{source}: a dense {family.name} in state dicts is compressed as it is; to serve it, "
+            "make safetensors of it with transformers' save_pretrained, which keeps fused tensors"
         )
     if request.format not in ("auto", model.format):
         raise CheckpointError(f"{source}: is in the format {model.format}, not {request.format}")
     for fault in faults(model):
         raise CheckpointError(fault)
-    beside = base or (source if model.originals else model.directory)
-    if beside.is_dir():
-        companions_of(beside)  # refuses files that cannot be copied before the work begins
+    beside = base or model.directory
+    companions_of(beside)  # refuses files that cannot be copied before the work begins
     stored = request.dtype or _widest(model)
     with output.run(_record(model, base, stored)) as run:
         if not run.finished:
             _write_shards(model, stored, run.model, progress)
-            _write_companions(model, stored, companions, beside, run.model)
+            _write_companions(model, stored, beside, run.model)
         return Conversion(model.format, model.layout, stored, _has_tokenizer(run.model))
 
 
@@ -179,19 +177,9 @@ def _not_finite(model: Imported, name: str, dtype: WeightDtype) -> str:
     return f"{file}: {made}: too large for {dtype}; give another --dtype"
 
 
-def _write_companions(
-    model: Imported,
-    dtype: WeightDtype,
-    companions: Mapping[str, bytes],
-    beside: Path,
-    directory: Path,
-) -> None:
+def _write_companions(model: Imported, dtype: WeightDtype, beside: Path, directory: Path) -> None:
     """Write the tokenizer and other companions, the config and the model card."""
-    if beside.is_dir():
-        copy_companions(beside, directory)
-    for name, contents in companions.items():
-        if not (directory / name).exists():
-            write_bytes(directory / name, contents)
+    copy_companions(beside, directory)
     config = _config(model, dtype)
     write_json(directory / "config.json", config)
     write_text(directory / "README.md", imported_card(model, model.format, _files(model), dtype))

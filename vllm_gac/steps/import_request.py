@@ -29,7 +29,7 @@ class ImportRequest:
         default="auto",
         metadata=option(
             "--format",
-            "refuse what is not in this format: svd-llm, llm-pruner, palu, asvd and others; "
+            "refuse what is not in this format: svd-llm, palu, asvd, hf-pruned and others; "
             "default: auto, any of them",
             metavar="FORMAT",
         ),

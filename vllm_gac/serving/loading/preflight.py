@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.fused import without_fused
-from vllm_gac.checkpoint.headers import read_headers
+from vllm_gac.checkpoint.headers import read_headers, state_dict_files
 from vllm_gac.checkpoint.open import Checkpoint, faults
-from vllm_gac.checkpoint.pickles.state_dicts import state_dict_files
 from vllm_gac.checkpoint.unsupported import quantized, without_weights
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Format, Imported
