@@ -3,15 +3,17 @@
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from benchmarks.common.page import machine, source
 
-Cell: TypeAlias = str | int | float | None
+# Two numbers are an interval.
+Cell: TypeAlias = str | int | float | tuple[float, float] | None
+Row: TypeAlias = tuple[Cell, ...] | dict[str, Cell]
 Better: TypeAlias = Literal["less", "more"]
 RANDOM_WEIGHTS = "random weights"
 # What compiles and runs kernels. Only a result of an engine names vLLM.
@@ -23,7 +25,7 @@ class Chart(BaseModel):
 
     Attributes:
         label: The column that names a row.
-        bars: Columns of numbers. Of those in `Result.compared` the ratio is drawn.
+        bars: Columns of numbers, as keys. Of those in `Result.compared` the ratio is drawn.
         axis: What the height of a bar means.
     """
 
@@ -35,7 +37,7 @@ class Chart(BaseModel):
 
 
 class Result(BaseModel):
-    """One result, with one table.
+    """One result.
 
     Attributes:
         title: Of the page.
@@ -47,12 +49,14 @@ class Result(BaseModel):
         gpu: The name of the GPU, or of the processor.
         versions: Of vLLM, torch and others, by package.
         weights: RANDOM_WEIGHTS, "demo model", or the name of the model that was measured.
-        columns: Headers of the table.
-        rows: Cells by column; None was not measured.
+        columns: Headers; or header by key, if rows are objects. Keys are the headers otherwise.
+        rows: Cells by column, or by key; None was not measured.
+        tables: Keys of the columns of each table, two tables at most; one with all by default.
         compared: Columns whose cells are compared with those of the first row, and whether less or
             more is better.
         chart: What is drawn, if anything.
         notes: What a reader must know, a sentence or two each.
+        failed: What could not be measured, and why.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -66,11 +70,24 @@ class Result(BaseModel):
     gpu: str
     versions: dict[str, str]
     weights: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: tuple[str, ...] | dict[str, str]
+    rows: tuple[Row, ...]
+    tables: tuple[tuple[str, ...], ...] = Field(default=(), max_length=2)
     compared: dict[str, Better] = {}
     chart: Chart | None = None
     notes: tuple[str, ...] = ()
+    failed: dict[str, str] = {}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header of each column, by key."""
+        if isinstance(self.columns, dict):
+            return self.columns
+        return {column: column for column in self.columns}
+
+    def cell(self, row: Row, key: str) -> Cell:
+        """The cell of a row, by the key of its column."""
+        return row.get(key) if isinstance(row, dict) else row[list(self.headers).index(key)]
 
     def write(self, path: Path) -> None:
         """Write the JSON file, a row of the table on each line."""
@@ -80,10 +97,9 @@ class Result(BaseModel):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.replace('"rows": null', f'"rows": [\n{rows}\n ]') + "\n")
 
-    def ratio(self, row: Sequence[Cell], column: str) -> float | None:
+    def ratio(self, row: Row, column: str) -> float | None:
         """How many times better than the first row a row is; None without two numbers."""
-        place = self.columns.index(column)
-        value, first = row[place], self.rows[0][place]
+        value, first = self.cell(row, column), self.cell(self.rows[0], column)
         if not isinstance(value, int | float) or not isinstance(first, int | float):
             return None
         return first / value if self.compared[column] == "less" else value / first
@@ -92,7 +108,7 @@ class Result(BaseModel):
         """What is drawn of a column: its numbers, or its ratios if it is compared."""
         if column in self.compared:
             return [self.ratio(row, column) for row in self.rows]
-        cells = [row[self.columns.index(column)] for row in self.rows]
+        cells = [self.cell(row, column) for row in self.rows]
         return [cell if isinstance(cell, int | float) else None for cell in cells]
 
 

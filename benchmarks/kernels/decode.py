@@ -163,7 +163,7 @@ def _result(
 ) -> Result:
     place = COLUMNS.index("vLLM's best / ours")
     ours = [row for row in rows if keys == "rotary" or "latents" in str(row[0])]
-    ratios = [float(ratio) for row in ours if (ratio := row[place])]
+    ratios = [ratio for row in ours if isinstance(ratio := row[place], float)]
     answer = "vLLM's kernels were not measured."
     if ratios:
         answer = (

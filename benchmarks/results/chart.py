@@ -29,7 +29,7 @@ _STYLE: Any = {
 def svg(result: Result, chart: Chart) -> str:
     """The picture of `chart`; a value that was not measured has no bar."""
     with mpl.rc_context(_STYLE):
-        labels = [str(row[result.columns.index(chart.label)]) for row in result.rows]
+        labels = [str(result.cell(row, chart.label)) for row in result.rows]
         figure = Figure(figsize=(max(7.0, 1.7 * len(labels)), 3.4), layout="constrained")
         axes = figure.subplots()
         width = 0.8 / len(chart.bars)
@@ -38,7 +38,9 @@ def svg(result: Result, chart: Chart) -> str:
             places = [place + number * width for place, value in enumerate(values) if value]
             colour = _COLOURS[number % len(_COLOURS)]
             heights = [value for value in values if value]
-            drawn = axes.bar(places, heights, 0.92 * width, color=colour, label=column)
+            drawn = axes.bar(
+                places, heights, 0.92 * width, color=colour, label=result.headers[column]
+            )
             axes.bar_label(drawn, fmt="{:.2f}", fontsize=6)
         places = [place + 0.4 - width / 2 for place in range(len(labels))]
         axes.set_xticks(places, [label.replace(" ", "\n") for label in labels])

@@ -16,6 +16,7 @@ def page(name: str, result: Result) -> str:
     """The Markdown page of a result; its picture, if it has one, is NAME.svg."""
     picture = f"![{result.chart.axis}]({name}.svg)" if result.chart else ""
     random = result.weights == RANDOM_WEIGHTS
+    notes = [*result.notes, *(f"{what} failed: {why}" for what, why in result.failed.items())]
     versions = ", ".join(f"{package} {version}" for package, version in result.versions.items())
     return "\n\n".join(
         part
@@ -24,8 +25,8 @@ def page(name: str, result: Result) -> str:
             _OF_RANDOM_WEIGHTS if random else f"Model: {result.weights}.",
             f"**{result.question}** {result.answer}",
             picture,
-            table(result),
-            "\n".join(f"- {note}" for note in result.notes),
+            *(table(result, keys) for keys in result.tables or [list(result.headers)]),
+            "\n".join(f"- {note}" for note in notes),
             f"`{result.command}`",
             f"{result.gpu}, {result.date}, commit {result.commit}, {versions}.\n",
         )
@@ -33,14 +34,15 @@ def page(name: str, result: Result) -> str:
     )
 
 
-def table(result: Result) -> str:
-    """The Markdown table of a result, with the ratios of the columns that are compared."""
-    lines = [_line(result.columns), _line("---" for _ in result.columns)]
+def table(result: Result, keys: Sequence[str]) -> str:
+    """A Markdown table of a result, with the ratios of the columns that are compared."""
+    lines = [_line(result.headers[key] for key in keys), _line("---" for _ in keys)]
     for number, row in enumerate(result.rows):
         cells = []
-        for column, cell in zip(result.columns, row, strict=True):
-            ratio = result.ratio(row, column) if number and column in result.compared else None
-            cells.append(_text(cell) + ("" if ratio is None else f" ({ratio:.2f}x)"))
+        for key in keys:
+            ratio = result.ratio(row, key) if number and key in result.compared else None
+            suffix = "" if ratio is None else f" ({ratio:.2f}x)"
+            cells.append(_text(result.cell(row, key)) + suffix)
         lines.append(_line(cells))
     return "\n".join(lines)
 
@@ -64,7 +66,11 @@ def index(results: Mapping[str, Result]) -> str:
 def _text(cell: Cell) -> str:
     if cell is None:
         return "-"
-    return f"{cell:,}" if isinstance(cell, int) else str(cell)
+    if isinstance(cell, tuple):
+        return " to ".join(map(_text, cell))
+    if isinstance(cell, float):
+        return f"{cell:.4g}"
+    return f"{cell:,}" if isinstance(cell, int) else cell
 
 
 def _line(cells: Iterable[str] | Sequence[str]) -> str:

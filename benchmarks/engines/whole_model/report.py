@@ -64,8 +64,8 @@ def result_of(runs: Path) -> Result:
             "its runs. One engine a row, vLLM's defaults. Behind a model are the types of "
             "weights+cache.",
             *dict.fromkeys(f"{cell.model}: {starts[cell.name]['what']}." for cell in served),
-            *_failures(rows),
         ),
+        failed=_failures(rows),
     )
 
 
@@ -83,6 +83,6 @@ def _answer(table: Sequence[Sequence[Cell]]) -> str:
     return f"Times as fast as {first[0]}: {'; '.join(parts) or 'nothing to compare'}."
 
 
-def _failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _failures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     last = {row["cell"]: row for row in rows}
-    return [f"{cell} failed: {row['error']}" for cell, row in last.items() if "error" in row]
+    return {cell: row["error"] for cell, row in last.items() if "error" in row}
