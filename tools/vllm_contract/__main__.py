@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from tools.vllm_contract.behaviours import BEHAVIOURS, OVERRIDDEN, changed_behaviours
-from tools.vllm_contract.page import rewrite
 from tools.vllm_contract.sources import Release
 from tools.vllm_contract.uses import uses_of
 from tools.vllm_contract.wheel import sources_of
@@ -25,7 +24,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.vllm_contract", description=__doc__)
     parser.add_argument("release", nargs="+", help="version, wheel or directory")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/vllm", help="for sources")
-    parser.add_argument("--page", type=Path, help="rewrite the tables of this page of interfaces")
     arguments = parser.parse_args()
     count, releases = 0, []
     for name in arguments.release:
@@ -39,8 +37,6 @@ def main() -> int:
     for before, after in pairwise(releases):
         added = sorted(engine_options(after) - engine_options(before))
         print(f"new engine options in vLLM {after.version}: {', '.join(added) or 'none'}")
-    if arguments.page is not None:
-        rewrite(arguments.page, releases)
     return 1 if count else 0
 
 
