@@ -83,9 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--rows", nargs="+", default=["*"], help=f"patterns of {'; '.join(ROWS)}")
     verb.add_argument("--precisions", nargs="*", default=["bf16", "fp8"])
     verb.add_argument("--max-tokens", type=int, default=65_536, help="of each text")
-    verb.add_argument(
-        "--problems-count", type=int, default=164, help="of HumanEval, from the first"
-    )
+    verb.add_argument("--count", type=int, default=164, help="of HumanEval's problems")
     verb.add_argument("--windows", type=int, default=50, help="that engines are checked on")
     verb.add_argument("--heal-tokens", type=int, default=2_500_000)
     verb.add_argument("--seconds", type=float, default=3600, help="that each step may take")

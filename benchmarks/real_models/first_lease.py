@@ -16,8 +16,9 @@ _MEASURE = (
 )
 # Where there are no answers, the code alone. A run that was stopped goes on.
 _CALIBRATE = (
-    "python3 -m vllm_gac calibrate $MODEL --text $TEXTS/code-calibration.jsonl.gz "
-    "$(ls $TEXTS/answers-calibration.jsonl.gz) --out $STATS --device $DEVICE --quiet $CALIBRATE"
+    "OMP_NUM_THREADS=$((3 * OMP_NUM_THREADS)) python3 -m vllm_gac calibrate $MODEL "
+    "--text $TEXTS/code-calibration.jsonl.gz $(ls $TEXTS/answers-calibration.jsonl.gz) "
+    "--out $STATS --device $DEVICE --quiet $CALIBRATE"
 )
 _ANSWERS = "$R answers $MODEL $TEXTS --problems $PROBLEMS --prompts $PROMPTS"
 # With how many windows the engine is checked.
