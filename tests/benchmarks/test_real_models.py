@@ -168,7 +168,7 @@ def test_a_form_alone_has_the_same_dims_in_all_layers(row: str, tmp_path: Path) 
     model, stats = tmp_path / "model", tmp_path / "stats.safetensors"
     write(model, config())
     write_text(tmp_path / "text", 2048)
-    request = CalibrateRequest(methods=("heads",), max_tokens=1024, probe_tokens=0)
+    request = CalibrateRequest(methods=("heads",), max_tokens=1024)
     calibrate(model, [tmp_path / "text"], stats, request, progress=False)
     making = Making(model, stats, tmp_path, [], 0, "cpu", seconds=300)
     made = open_checkpoint(making.make(row)).layout
