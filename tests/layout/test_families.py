@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+pytest.importorskip("torch")
+
 from tests.alignment import random_models
 from tests.compression import test_reference_model
 from tests.serving import test_families as served

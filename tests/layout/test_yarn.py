@@ -4,6 +4,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

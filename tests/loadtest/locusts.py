@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.schedule import write_schedule
@@ -16,14 +14,6 @@ ROOT = Path(__file__).parents[2]
 LOCUSTFILE = Path(__file__).with_name("patient_locustfile.py")
 # Where it may be had, so that what else runs on the machine does not decide over the instrument.
 PRIORITY = ["nice", "-n", "-15"] if os.geteuid() == 0 else []
-
-
-def is_installed() -> bool:
-    """Whether locust is there. It is not imported: that would patch every socket of the tests."""
-    return any(Path(path, "locust", "__init__.py").exists() for path in sys.path)
-
-
-needs_locust = pytest.mark.skipif(not is_installed(), reason="needs the extra `loadtest` (locust)")
 
 
 def written_schedule(directory: Path, rate: float, duration: float, output: int) -> Path:

@@ -17,7 +17,7 @@ import pytest
 import loadtest
 from loadtest.errors import LoadTestError
 
-pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
+pytest.importorskip("matplotlib")
 
 from loadtest.ab import ab
 from loadtest.ab.ab import Extent, _missing, _staircases, _turns, run_comparison
@@ -27,7 +27,7 @@ from loadtest.ab.progress import prediction
 from loadtest.ab.server import Running
 from loadtest.mock_server import Timing
 from loadtest.traffic.schedule import fingerprint, read_schedule
-from tests.loadtest.locusts import ROOT, needs_locust
+from tests.loadtest.locusts import ROOT
 from tests.loadtest.runs import write_run
 from tests.loadtest.servers import mock, scripted
 from tests.support.local_servers import free_port
@@ -250,7 +250,7 @@ def test_steps_whose_client_did_not_keep_up_are_repeated_once(
 
 
 @pytest.mark.slow
-@needs_locust
+@pytest.mark.needs("locust")
 def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
     text = TEXT.replace("duration: 2", "duration: 600", 2).replace("[5, 8]", "[20, 30]")
     text = text.replace("duration: 600", "duration: 2", 1)
@@ -285,7 +285,7 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@needs_locust
+@pytest.mark.needs("locust")
 @pytest.mark.parametrize(
     ("server", "message"),
     [
@@ -319,7 +319,7 @@ def turns_and_starts(said: str) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.slow
-@needs_locust
+@pytest.mark.needs("locust")
 def test_servers_that_are_not_up_together_start_for_each_turn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -338,7 +338,7 @@ def test_servers_that_are_not_up_together_start_for_each_turn(
 
 
 @pytest.mark.slow
-@needs_locust
+@pytest.mark.needs("locust")
 def test_a_comparison_runs_every_server_in_alternating_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -396,7 +396,7 @@ def test_a_comparison_runs_every_server_in_alternating_order(
 
 
 @pytest.mark.slow
-@needs_locust
+@pytest.mark.needs("locust")
 def test_servers_that_run_elsewhere_are_compared_and_the_same_directory_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

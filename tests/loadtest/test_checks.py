@@ -8,20 +8,16 @@ import numpy as np
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.runs.run import load_run
-from loadtest.traffic.generate import generate
-from loadtest.traffic.scenario import Scenario
-from tests.loadtest.locusts import needs_locust
-from tests.loadtest.simulator import Speed, serve, simulated_run
-
-pytest.importorskip("scipy", reason="needs the extra `loadtest`")
-
 from loadtest.checks.faults import DRAIN, TRIALS, check_faults, tokens_sent
 from loadtest.errors import LoadTestError
 from loadtest.report.power import needs
 from loadtest.report.report import ReportOptions, build_report
+from loadtest.runs.run import load_run
+from loadtest.traffic.generate import generate
+from loadtest.traffic.scenario import Scenario
 from tests.loadtest.coverage import Plan, coverage
 from tests.loadtest.drawn_samples import held, searched
+from tests.loadtest.simulator import Speed, serve, simulated_run
 
 
 def scenario(rate: float, **lengths: int) -> Scenario:
@@ -203,7 +199,7 @@ def undecided(trial: Path) -> int:
 
 
 @pytest.mark.slow
-@needs_locust
+@pytest.mark.needs("locust")
 def test_the_report_says_what_the_server_knows(tmp_path: Path) -> None:
     seconds = 8.0
     lines = check_faults(tmp_path, seconds).read_text().splitlines()

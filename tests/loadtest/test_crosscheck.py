@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from loadtest.crosscheck import Agreement, crosscheck, markdown
 from loadtest.errors import LoadTestError
 from loadtest.traffic.schedule import read_schedule
-from tests.loadtest.locusts import PRIORITY, ROOT, needs_locust, written_schedule
+from tests.loadtest.locusts import PRIORITY, ROOT, written_schedule
 from vllm_gac import demo
 
 TRIES = 6
@@ -59,10 +58,9 @@ def test_what_the_other_client_would_not_do_is_refused(
 
 
 @pytest.mark.slow
-@needs_locust
+@pytest.mark.needs("locust")
+@pytest.mark.needs("vllm")
 def test_vllm_bench_serve_measures_the_same(mock: str, tmp_path: Path) -> None:
-    if find_spec("vllm") is None:
-        pytest.skip("needs vllm")
     schedule = written_schedule(tmp_path, rate=5, duration=15, output=TOKENS)
     # The mock's answers are known. Where they reach vLLM's client late, the machine is busy, and
     # that the two differ then says nothing.

@@ -18,10 +18,9 @@ from loadtest.report.intervals import Floats
 from loadtest.runs.run import Run, load_run
 from loadtest.runs.verdict import Limits
 from loadtest.traffic import prompts
-from tests.loadtest.locusts import PRIORITY, ROOT, is_installed, locust, written_schedule
+from tests.loadtest.locusts import PRIORITY, ROOT, locust, written_schedule
 
-if not is_installed():
-    pytest.skip("needs the extra `loadtest` (locust)", allow_module_level=True)
+pytestmark = pytest.mark.needs("locust")
 
 TTFT, ITL = 0.100, 0.020
 TRIES = 3

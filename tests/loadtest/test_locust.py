@@ -18,15 +18,13 @@ from tests.loadtest.locusts import (
     PRIORITY,
     ROOT,
     command,
-    is_installed,
     locust,
     written_schedule,
 )
 from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until
 
-if not is_installed():
-    pytest.skip("needs the extra `loadtest` (locust)", allow_module_level=True)
+pytestmark = pytest.mark.needs("locust")
 
 STARVED = Path(__file__).with_name("starved_locustfile.py")
 

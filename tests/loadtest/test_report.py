@@ -16,7 +16,7 @@ from loadtest.runs.records import Record, to_line
 from loadtest.runs.run import load_run
 from tests.loadtest.runs import write_run, write_starts
 
-pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
+pytest.importorskip("matplotlib")
 
 from loadtest.report import plots
 from loadtest.report.report import ReportOptions, build_report, write_report

@@ -5,17 +5,16 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import loadtest
-from tests.loadtest.locusts import ROOT, is_installed
+from tests.loadtest.locusts import ROOT
 from vllm_gac import demo
 from vllm_gac.layout.dims import layout_of
 
-pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
+pytest.importorskip("matplotlib")
 
 from loadtest.ab.ab import run_comparison
 from loadtest.ab.comparison_file import load_comparison
@@ -25,12 +24,12 @@ SMOKE = Path(loadtest.__file__).parent / "comparisons" / "smoke.yaml"
 
 
 @pytest.mark.slow
+@pytest.mark.needs("locust")
+@pytest.mark.needs("vllm")
 @pytest.mark.timeout(1500)
 def test_the_smoke_comparison_runs_and_says_how_much_room_each_server_has(
     compressed_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_installed() or find_spec("vllm") is None:
-        pytest.skip("needs vllm and the extra `loadtest` (locust)")
     programs = Path(sys.executable).parent
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(ROOT)

@@ -484,7 +484,6 @@ def test_a_prefill_time_says_where_its_context_is() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="measures a GPU")
 def test_a_gpu_can_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "profile.json"
     said = result(capsys, "profile", "--quick", "--quiet", "--out", out)

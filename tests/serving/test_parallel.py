@@ -60,10 +60,10 @@ def test_pipeline_stages_answer_as_one_process(model: Path, alone: Answer) -> No
     assert two.room == pytest.approx(min(rooms), rel=0.01)
 
 
+@pytest.mark.needs("ray")
 def test_under_ray_stages_of_tensor_parallel_ranks_answer_as_one_process(
     model: Path, alone: Answer
 ) -> None:
-    pytest.importorskip("ray", reason="needs Ray, which 'make install-ray' installs")
     four = answer(
         model,
         tensor_parallel_size=2,

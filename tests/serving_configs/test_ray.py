@@ -29,7 +29,7 @@ from tests.serving_configs.ray_app import (
 )
 from tests.support.waiting import PATIENCE, wait_until, wait_until_gone
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs("ray")]
 
 MODEL = "m"
 RUNNING, FINISHED = "vllm:num_requests_running", "vllm:request_success_total"
@@ -69,7 +69,6 @@ def config(model: Path, minimum: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
-    pytest.importorskip("ray", reason="needs ray: make install-ray")
     root = tmp_path_factory.mktemp("ray")
     write_model(root / "model", HETEROGENEOUS[:4])
     with serve_run(config(root / "model", minimum=2), root) as running:

@@ -9,7 +9,7 @@ import yaml
 
 from tests.serving_configs.programs import CONFIGS, ROOT
 
-pytest.importorskip("ray", reason="needs ray: make install-ray")
+pytest.importorskip("ray")
 
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema

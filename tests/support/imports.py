@@ -1,7 +1,6 @@
 """What source files import, read without running them."""
 
 import ast
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ def modules(package: str) -> dict[str, Path]:
 
 def imports(path: Path) -> Iterator[str]:
     """Dotted names that a file imports, also within functions."""
-    for node in nodes(path):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
             for alias in node.names:
@@ -26,12 +25,6 @@ def imports(path: Path) -> Iterator[str]:
                 yield submodule if _is_ours(submodule) else node.module or ""
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-
-
-@functools.lru_cache(maxsize=1)  # who asks for more than imports asks for both at once
-def nodes(path: Path) -> list[ast.AST]:
-    """All nodes of a file's syntax tree."""
-    return list(ast.walk(ast.parse(path.read_text())))
 
 
 def _is_ours(name: str) -> bool:

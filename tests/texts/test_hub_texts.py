@@ -105,8 +105,9 @@ def test_paths_stay_as_they_are() -> None:
     assert local_texts(["a.txt", Path("b/c.txt")]) == [Path("a.txt"), Path("b/c.txt")]
 
 
+@pytest.mark.needs("pyarrow")
 def test_parquet_is_read_by_its_column_of_text(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="the extra 'datasets'")
+    import pyarrow
     from pyarrow import parquet
 
     dense_models.write_tokenizer(tmp_path / "tokenizer.json", 128)
