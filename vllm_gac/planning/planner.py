@@ -14,7 +14,6 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.statistics_file import check_methods, check_stats
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.names import VERSION
 from vllm_gac.layout.schema import METHODS, LayerSection
 from vllm_gac.planning.like import OtherPlan, implied_losses, read_other, request_like
 from vllm_gac.planning.losses import Losses, read_losses
@@ -22,6 +21,7 @@ from vllm_gac.planning.plan_file import Plan, PlanBudget
 from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.problem import Problem, Problems, Solution
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.version import version
 
 # Losses of other models predict those of this one no closer than this, in nats per token. Equal
 # layers can be exchanged, so proving the last digits would take minutes.
@@ -171,7 +171,7 @@ def best_plan(
     time, about_time = _time_budget(request, problem, found.layers, model.layout)
     return Plan(
         version=1,
-        tool_version=VERSION,
+        tool_version=version(),
         model_config_sha256=model.config_sha256,
         methods=[m for m in METHODS if m in request.methods],
         align=request.align,

@@ -16,7 +16,6 @@ from tqdm import tqdm
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.profile import FUSED_PART, Ceilings, Dtype, GpuProfile, LinearSweep
 from vllm_gac.gpu.profile import VERSION as FORMAT
-from vllm_gac.layout.names import VERSION
 from vllm_gac.profiling.attention import attention_sweep, causal_plans, dim_plan
 from vllm_gac.profiling.decode import (
     DecodePlan,
@@ -43,6 +42,7 @@ from vllm_gac.profiling.passes import measure_passes, pass_points
 from vllm_gac.profiling.prefill import measure_prefill, prefill_plans
 from vllm_gac.profiling.swiglu import measure_swiglu, swiglu_shapes
 from vllm_gac.profiling.timing import copy_bandwidth, warm_up
+from vllm_gac.version import version
 
 _PEAK = 8192  # of a square GEMM
 _FP8_CAPABILITY = (8, 9)  # from here on, tensor cores multiply e4m3
@@ -173,7 +173,7 @@ def _nothing(quick: bool) -> GpuProfile:
 
 def _software() -> dict[str, str]:
     found = {
-        "vllm-gac": VERSION,
+        "vllm-gac": version(),
         "torch": str(torch.__version__),
         "triton": str(triton.__version__),
     }

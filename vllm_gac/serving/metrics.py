@@ -21,11 +21,12 @@ from vllm_gac.gpu.profile import Types
 from vllm_gac.gpu.profile_files import profile_of_gpu
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
-from vllm_gac.layout.names import ARCHITECTURE, VERSION
+from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.config.token_bytes import kv_token_bytes
 from vllm_gac.serving.hf_layouts import layout_of_hf
 from vllm_gac.serving.planned_types import cost_of_other_types, planned_types
 from vllm_gac.serving.vllm_internals import is_first_api_server
+from vllm_gac.version import version
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
@@ -131,7 +132,7 @@ def start_line(
         f"{count} x {backend} ({decode} decode, {prefill} prefill; keys {keys}, values {values})"
         for (backend, decode, prefill, keys, values), count in kernels.most_common()
     )
-    return f"vllm-gac {VERSION}: {'; '.join(parts)}; attention by layer: {layers}"
+    return f"vllm-gac {version()}: {'; '.join(parts)}; attention by layer: {layers}"
 
 
 def _publish(
@@ -139,7 +140,7 @@ def _publish(
 ) -> None:
     aligned, dims = aligned_dims(layout)
     text = "Always 1; its label is the version of vllm-gac that serves the model."
-    _gauge("gac_model_info", text, "version").labels(model, VERSION).set(1)
+    _gauge("gac_model_info", text, "version").labels(model, version()).set(1)
     for metric, text, value in (
         (
             "gac_kv_token_bytes",

@@ -29,7 +29,6 @@ from vllm_gac.healing.schedule import Schedule
 from vllm_gac.healing.student import Student
 from vllm_gac.healing.teacher import Teacher
 from vllm_gac.healing.train import Healing
-from vllm_gac.layout.names import VERSION
 from vllm_gac.options import record_of
 from vllm_gac.runs.workspace import HEALING
 from vllm_gac.steps.calibration_text import given_files
@@ -39,6 +38,7 @@ from vllm_gac.steps.heal_request import HealRequest
 from vllm_gac.steps.model_card import healed_card
 from vllm_gac.steps.model_run import Output
 from vllm_gac.steps.rewritten import write_beside
+from vllm_gac.version import version
 
 logger = logging.getLogger(__name__)
 
@@ -287,7 +287,7 @@ def _entry(healed: Healed, inputs: HealInputs, request: HealRequest) -> dict[str
     asked, teacher = record_of(request), inputs.teacher
     kept = ("learning_rate", "train", "lora_rank", "temperature", "hidden_weight")
     return {
-        "tool": f"vllm-gac {VERSION}",
+        "tool": f"vllm-gac {version()}",
         "teacher": base_model(teacher).name,
         "teacher_config_sha256": teacher.config_sha256,
         "tokens": healed.tokens,

@@ -25,10 +25,10 @@ from vllm_gac.importers.imported import Format, Imported
 from vllm_gac.importers.open_source import open_source
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import FAMILIES
-from vllm_gac.layout.names import VERSION
 from vllm_gac.steps.import_request import ImportRequest
 from vllm_gac.steps.model_card import imported_card
 from vllm_gac.steps.model_run import Output
+from vllm_gac.version import version
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,8 @@ def _config(model: Imported, dtype: WeightDtype) -> dict[str, Any]:
     kept = {key: value for key, value in model.raw_config.items() if key != "torch_dtype"}
     if "gac" not in kept:
         return kept | {"dtype": dtype}
-    source = kept["gac"]["source"] | {"tool": f"vllm-gac {VERSION}"} | base_model(model).recorded()
+    tool = {"tool": f"vllm-gac {version()}"}
+    source = kept["gac"]["source"] | tool | base_model(model).recorded()
     return kept | {"dtype": dtype, "gac": kept["gac"] | {"source": source}}
 
 

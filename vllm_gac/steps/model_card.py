@@ -10,9 +10,9 @@ from vllm_gac.compression.effort import per_channel
 from vllm_gac.compression.measured import Measured
 from vllm_gac.errors.shown import in_markdown
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.names import VERSION
 from vllm_gac.planning.loss_range import perplexity_range
 from vllm_gac.planning.plan_file import Plan, PlanBudget
+from vllm_gac.version import version
 
 _SERVE = (
     "Serve it with `vllm serve MODEL --load-format gac` (vLLM with the vllm-gac plugin), where\n"
@@ -43,7 +43,7 @@ def compressed_card(
     base = base_model(checkpoint)
     return _card(
         base,
-        f"compressed by vllm-gac {VERSION}",
+        f"compressed by vllm-gac {version()}",
         _SERVE,
         "| | dense | compressed | share | budget |\n"
         "|---|---:|---:|---:|---:|\n"
@@ -69,7 +69,7 @@ def imported_card(source: Checkpoint, format: str, files: Sequence[Path], dtype:
     base = base_model(source)
     return _card(
         base,
-        f"converted by vllm-gac {VERSION} from {format}",
+        f"converted by vllm-gac {version()} from {format}",
         f"{_SERVE}\n{_origin(base)}",
         f"Made from these files, whose weights are unchanged but for their type, now {dtype}, and "
         "products of\nfactors that were larger than the matrix:",
@@ -87,7 +87,7 @@ def repaired_card(source: Checkpoint, after: ModelLayout, strategy: str) -> str:
     base = base_model(source)
     return _card(
         base,
-        f"repaired by vllm-gac {VERSION}",
+        f"repaired by vllm-gac {version()}",
         f"{_SERVE}\n{_origin(base)}",
         "| | before | repaired |\n"
         "|---|---:|---:|\n"
@@ -103,7 +103,7 @@ def exported_card(source: Checkpoint) -> str:
     layout, base = source.layout, base_model(source)
     return _card(
         base,
-        f"exported by vllm-gac {VERSION}",
+        f"exported by vllm-gac {version()}",
         _origin(base),
         f"{layout.parameters:,} parameters; {layout.kv_elements:,} numbers per token in the KV "
         "cache.",
@@ -122,7 +122,7 @@ def healed_card(source: Checkpoint, teacher: Checkpoint, entry: Mapping[str, Any
     what = f"adapters of rank {entry['lora_rank']}" if entry["lora_rank"] else "whole weights"
     return _card(
         base,
-        f"healed by vllm-gac {VERSION}",
+        f"healed by vllm-gac {version()}",
         f"{_SERVE}\n{_origin(base)}",
         f"Trained on {entry['tokens']:,} tokens to predict what {in_markdown(entry['teacher'])} "
         f"predicts ({what}, learning rate {entry['learning_rate']:g}).\n"

@@ -16,7 +16,6 @@ from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.writer import companions_of, write_index
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
-from vllm_gac.layout.names import VERSION
 from vllm_gac.runs.workspace import (
     check_output,
     finished_before,
@@ -24,6 +23,7 @@ from vllm_gac.runs.workspace import (
     recorded,
     workspace,
 )
+from vllm_gac.version import version
 
 # More than any machine has. With a billion, OpenMP ends the process.
 _MAX_THREADS = 1 << 12
@@ -90,7 +90,7 @@ class Output:
         """
         threads = threads_of(self.path)
         record = {
-            "tool_version": VERSION,
+            "tool_version": version(),
             "torch_version": torch.__version__,
             "threads": threads,
             **record,

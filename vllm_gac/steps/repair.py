@@ -17,12 +17,12 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.writer import fingerprint
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.names import VERSION
 from vllm_gac.options import record_of
 from vllm_gac.steps.model_card import repaired_card
 from vllm_gac.steps.model_run import Output, refuse_broken
 from vllm_gac.steps.repair_request import RepairRequest
 from vllm_gac.steps.rewritten import refuse_mixed, write_beside
+from vllm_gac.version import version
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def _entry(request: RepairRequest) -> dict[str, Any]:
     return {
         **{name: asked[name] for name in ("strategy", "gpu", "tensor_parallel_size")},
         "quantized": asdict(request.multiples),
-        "tool": f"vllm-gac {VERSION}",
+        "tool": f"vllm-gac {version()}",
     }
 
 

@@ -24,12 +24,13 @@ from vllm_gac.compression.reference_model import reference
 from vllm_gac.compression.statistics_file import check_stats, read_layer_stats, read_tokens
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.names import ARCHITECTURE, VERSION
+from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.steps.compress_request import CompressRequest
 from vllm_gac.steps.model_card import compressed_card
 from vllm_gac.steps.refitting import Refitting
+from vllm_gac.version import version
 
 
 def write_compressed(
@@ -101,7 +102,7 @@ def write_compressed(
         )
     card = compressed_card(checkpoint, plan, layout, measured, calibrated_on)
     source = {
-        "tool": f"vllm-gac {VERSION}",
+        "tool": f"vllm-gac {version()}",
         "methods": plan.methods,
         "whitening": request.whitening,
         "prune_criterion": request.prune_criterion,
