@@ -28,7 +28,7 @@ def add_parser(verbs: Verbs) -> None:
         type=path,
         default=Path("profile.json"),
         metavar="PROFILE.json",
-        help="where to write it (profile.json); replaces nothing but a profile of the same GPU",
+        help="where to write it (profile.json)",
     )
     parser.add_argument(
         "--resume",
@@ -57,9 +57,10 @@ def run(args: argparse.Namespace) -> int:
     if args.resume:
         args.hint = "; the same command goes on from here"
     save = partial(write_profile, args.out)
-    before = _before(args.out)
+    if os.path.lexists(args.out) and not args.resume:
+        raise ProfileError(f"{args.out}: exists; remove it, or measure what it lacks with --resume")
     profile = measure_profile(
-        before if args.resume else None,
+        _before(args.out) if args.resume else None,
         save if args.resume else lambda profile: None,
         quick=args.quick,
         progress=not args.quiet,
@@ -106,7 +107,7 @@ def _before(out: Path) -> "GpuProfile | None":
     try:
         found = validate(GpuProfile, read_json(out, ProfileError), str(out), ProfileError)
     except GacError as e:
-        raise ProfileError(f"{e}; it is not replaced: choose another --out, or remove it") from e
+        raise ProfileError(f"{e}; choose another --out, or remove it") from e
     if found.gpu != (gpu := torch.cuda.get_device_name()):
         raise ProfileError(
             f"{out}: the profile is of {found.gpu}, and this GPU is {gpu}; measure it into another "
