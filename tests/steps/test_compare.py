@@ -110,7 +110,7 @@ def test_little_text_has_no_interval(models: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     "change",
     [
-        lambda raw: raw["model"]["vocab"].update({"another token that the text has not": 127}),
+        lambda raw: raw["model"]["vocab"].update({"another token that the text has not": 128}),
         lambda raw: raw.update(
             normalizer={"type": "Replace", "pattern": {"String": "a"}, "content": "b"}
         ),

@@ -159,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         if what == "revision":
             self._send_json(_info(name, commit, files))
         elif what == "tree":
-            self._send_json([_entry(file, files[file]) for file in files])
+            self._send_json(_tree(files, rest, recursive="recursive=True" in self.path))
         elif what == "paths-info":
             wanted = json.loads(body)["paths"]
             self._send_json([_entry(file, files[file]) for file in files if file in wanted])
@@ -192,6 +192,21 @@ def _info(name: str, commit: str, files: Files) -> dict[str, Any]:
 
 def _entry(file: str, contents: bytes) -> dict[str, Any]:
     return {"type": "file", "path": file, "size": len(contents), "oid": _blob(contents)}
+
+
+def _tree(files: Files, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
+    """The files and folders in a folder."""
+    begin = f"{folder}/" if folder else ""
+    inside = [file for file in files if file.startswith(begin)]
+    if recursive:
+        return [_entry(file, files[file]) for file in inside]
+    names = {begin + file.removeprefix(begin).split("/")[0] for file in inside}
+    return [
+        _entry(name, files[name])
+        if name in files
+        else {"type": "directory", "path": name, "size": 0, "oid": "0"}
+        for name in sorted(names)
+    ]
 
 
 def _blob(contents: bytes) -> str:

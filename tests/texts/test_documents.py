@@ -15,6 +15,7 @@ from vllm_gac.texts.documents import (
     split_documents,
     split_sequences,
 )
+from vllm_gac.texts.tokenizer import ModelTokenizer
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_a_line_is_a_document_and_a_long_text_is_cut_at_blank_lines(model: Path)
     plain = model / "b.txt"
     section = "word " * 300 + "\n\n"
     plain.write_text(section * 3 + "\fend\n" + "x" * 9000)
-    found = list(read_documents(model, [rows, plain]))
+    found = list(read_documents(ModelTokenizer(model), [rows, plain]))
     assert [(d.name, d.begins) for d in found] == [
         (f"{rows}:1", True),
         (f"{rows}:2", True),
@@ -50,7 +51,7 @@ def test_a_line_is_a_document_and_a_long_text_is_cut_at_blank_lines(model: Path)
         "\fend\n" + "x" * 8000,
     ]
     assert "".join(d.text for d in found[2:]) == plain.read_text()
-    assert list(read_documents(model, [rows, plain], 4)) == [*found[:2], found[2]]
+    assert list(read_documents(ModelTokenizer(model), [rows, plain], 4)) == [*found[:2], found[2]]
 
 
 def test_one_document_in_eight_is_set_aside_and_equal_ones_stay_together() -> None:
@@ -77,7 +78,7 @@ def test_no_window_has_tokens_of_both_sides(model: Path) -> None:
 
 
 def test_too_few_tokens_are_refused(model: Path) -> None:
-    documents = [Document("a.txt:1", "one", True)]
-    assert pack_documents(model, documents, length=3, max_tokens=1).shape == (1, 3)
+    documents, tokenizer = [Document("a.txt:1", "one", True)], ModelTokenizer(model)
+    assert pack_documents(tokenizer, documents, length=3, max_tokens=1).shape == (1, 3)
     with pytest.raises(CheckpointError, match=r"a\.txt:1"):
-        pack_documents(model, documents, length=4, max_tokens=9)
+        pack_documents(tokenizer, documents, length=4, max_tokens=9)

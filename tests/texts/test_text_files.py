@@ -1,20 +1,22 @@
-"""Text files: plain text, and documents and conversations as lines of JSON."""
+"""Texts: plain files, and rows with a text or a conversation."""
 
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import dense_models
-from tests.support.command import error
+from vllm_gac import demo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.text_files import blocks
-from vllm_gac.texts.token_text import windows
+from vllm_gac.texts.tokenizer import ModelTokenizer
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+ROWS = '{"text": "one", "id": 1}\n\n{"text": ""}\n{"text": null}\n{"text": "two\\n"}\n'
 
 
 @pytest.fixture
@@ -25,147 +27,196 @@ def model(tmp_path: Path) -> Path:
     return directory
 
 
-def lines(tmp_path: Path, *values: Any) -> Path:
+def lines(tmp_path: Path, *rows: Any) -> Path:
     path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def texts(model: Path, path: Path) -> list[tuple[str, bool]]:
-    return [(block.text, block.begins) for block in blocks(model, path, None)]
+def texts(model: Path, path: Path, characters: int | None = None) -> list[tuple[str, bool]]:
+    found = blocks(ModelTokenizer(model), path, characters)
+    return [(block.text, block.begins) for block in found]
 
 
-def with_template(model: Path, **config: Any) -> Path:
-    raw = {"chat_template": TEMPLATE, "bos_token": {"content": "<s>"}} | config
+def with_template(model: Path, template: str) -> Path:
+    raw = {"chat_template": template, "bos_token": "<s>"}
     (model / "tokenizer_config.json").write_text(json.dumps(raw))
     return model
 
 
-@pytest.mark.parametrize(
-    ("line", "warned"),
-    [
-        ('{"text": "not a line of .jsonl"}', True),
-        ('{"messages": []}', True),
-        ('{"name": "something else"}', False),
-        ('{"text": "no JSON}', False),
-        ("[" * 9999, False),
-        ("words", False),
-    ],
-)
+@pytest.mark.parametrize("line", ['{"text": "not a line of .jsonl"}', "words"])
 def test_plain_text_is_as_it_stands_and_lines_of_json_are_told(
-    line: str, warned: bool, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    line: str, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a.txt"
     path.write_text(line + "\n" + line + "\n")
     assert texts(model, path) == [(path.read_text(), True)]
-    told = [f"{path}: begins with a line of JSON" in text for text in caplog.messages]
-    assert told == [True] * warned
+    assert [str(path) in said for said in caplog.messages] == [True] * line.startswith("{")
 
 
-def test_each_line_is_a_document(model: Path, tmp_path: Path) -> None:
-    path = lines(tmp_path, {"text": "one", "id": 1}, {"text": "two\n"})
-    path.write_text(path.read_text() + "\n")
+def test_long_text_is_read_in_blocks_that_end_with_a_line(model: Path) -> None:
+    found = texts(model, demo.CALIBRATION)
+    assert "".join(text for text, _ in found) == demo.CALIBRATION.read_text()
+    assert [begins for _, begins in found] == [True] + [False] * (len(found) - 1)
+    assert all(text.endswith("\n") for text, _ in found)
+    assert texts(model, demo.CALIBRATION, 99) == [(demo.CALIBRATION.read_text()[:99], True)]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "c4-train.0-of-9.json.gz", "A.JSONL.GZ"])
+def test_each_row_is_a_document(name: str, model: Path, tmp_path: Path) -> None:
+    path, raw = tmp_path / name, ROWS.encode()
+    path.write_bytes(gzip.compress(raw) if name.lower().endswith(".gz") else raw)
     assert texts(model, path) == [("one", True), ("two\n", True)]
-    (ids,) = windows(model, [path], length=100, max_tokens=None)
-    (tmp_path / "plain").write_text("onetwo\n")
-    (plain,) = windows(model, [tmp_path / "plain"], length=100, max_tokens=None)
-    assert ids.tolist() == plain.tolist()
+    assert texts(model, path, 2) == [("one", True)]
 
 
-@pytest.mark.parametrize("where", ["config", "named", "file"])
-def test_conversations_go_through_the_models_template(
-    where: str, model: Path, tmp_path: Path
+def test_rows_of_parquet_are_read_by_their_column(model: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra 'datasets'")
+    from pyarrow import parquet
+
+    path = tmp_path / "train.parquet"
+    parquet.write_table(pyarrow.table({"id": [1, 2, 3], "text": ["one", None, "two"]}), path)
+    assert texts(model, path) == [("one", True), ("two", True)]
+    parquet.write_table(pyarrow.table({"messages": [CHAT], "id": [1]}), path)
+    assert texts(with_template(model, TEMPLATE), path) == [("<s>user: hi\nassistant: ho\n", False)]
+    parquet.write_table(pyarrow.table({"id": [1, 2]}), path)
+    with pytest.raises(CheckpointError, match=r"train\.parquet: .*has id"):
+        texts(model, path)
+    path.write_bytes(b"PAR1 but not really PAR1")
+    with pytest.raises(CheckpointError, match=r"train\.parquet: "):
+        texts(model, path)
+
+
+def test_tables_need_the_extra(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = [{"name": "tool", "template": "no"}, {"name": "default", "template": TEMPLATE}]
-    with_template(model, **{"chat_template": named} if where == "named" else {})
-    if where == "file":
-        with_template(model, chat_template="no")
-        (model / "chat_template.jinja").write_text(TEMPLATE)
-    path = lines(tmp_path, {"messages": CHAT}, {"text": "x"})
-    assert texts(model, path) == [("<s>user: hi\nassistant: ho\n", False), ("x", True)]
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(CheckpointError, match=r"pip install 'vllm-gac\[datasets\]'"):
+        texts(model, tmp_path / "train.parquet")
 
 
-@pytest.mark.parametrize("name", ["data.jsonl.gz", "c4-train.00000-of-01024.json.gz", "A.JSONL.GZ"])
-def test_gzipped_lines_are_read_as_the_lines(name: str, model: Path, tmp_path: Path) -> None:
-    path = tmp_path / name
-    plain = lines(tmp_path, {"text": "one"}, {"text": "two"})
-    path.write_bytes(gzip.compress(plain.read_bytes()))
-    assert texts(model, path) == texts(model, plain) == [("one", True), ("two", True)]
-    (tmp_path / "plain.json.gz").write_bytes(plain.read_bytes())
-    with pytest.raises(CheckpointError, match=r"plain\.json\.gz: cannot be read \(Not a gzipped"):
-        texts(model, tmp_path / "plain.json.gz")
-
-
-@pytest.mark.parametrize("broken", ["cut", "changed"])
-def test_a_broken_gzipped_file_is_one_sentence(broken: str, model: Path, tmp_path: Path) -> None:
-    path = tmp_path / "data.json.gz"
-    packed = bytearray(gzip.compress(b'{"text": "one"}\n' * 50))
-    if broken == "cut":
-        del packed[-9:]
-    else:
-        packed[len(packed) // 2] ^= 0xFF
-    path.write_bytes(packed)
-    with pytest.raises(CheckpointError, match=r"data\.json\.gz: cannot be read \("):
-        texts(model, path)
-    path.write_bytes(gzip.compress(b'[{"text": "an array"}]'))
-    with pytest.raises(
-        CheckpointError, match=r"data\.json\.gz:1: expected a JSON object, got list"
-    ):
-        texts(model, path)
-    path.write_bytes(gzip.compress(b" " * (1 << 25)))
-    with pytest.raises(CheckpointError, match=r"json\.gz:1: a line of more than 8388608 bytes"):
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_byte_order_mark_is_no_text(name: str, model: Path, tmp_path: Path) -> None:
+    path, text = tmp_path / name, "words"
+    path.write_text(text if name == "a.txt" else json.dumps({"text": text}), encoding="utf-8-sig")
+    assert texts(model, path) == [(text, True)]
+    path.write_text(text, encoding="utf-16")
+    with pytest.raises(CheckpointError, match=f"{path}:"):
         texts(model, path)
 
 
-def test_the_first_characters_are_enough(model: Path, tmp_path: Path) -> None:
-    path = lines(tmp_path, *({"text": "x" * 10} for _ in range(100)))
-    assert len(list(blocks(model, path, 35))) == 4
-
-
-REFUSED: dict[str, tuple[Any, str]] = {
-    "neither": ({"content": "x"}, "data.jsonl:2: neither a 'text' nor 'messages'; one JSON object"),
-    "a number": ({"text": 3}, "data.jsonl:2: neither a 'text' nor 'messages'"),
-    "a list": (["x"], "data.jsonl:2: expected a JSON object, got list"),
-    "half a character": ({"text": "x\ud83d"}, r"data.jsonl:2: '\ud83d' is half of a character"),
-    "messages that are none": ({"messages": "x"}, "data.jsonl:2: 'messages' is not a list of obj"),
-    "messages the template refuses": (
-        {"messages": [{"role": "bad"}]},
-        "data.jsonl:2: the model's chat template does not take these messages (no such role)",
-    ),
+# What is in a row, and what is wrong with it.
+BAD_ROWS: dict[str, Any] = {
+    "neither": {"content": "x"},
+    "a number": {"text": 3},
+    "a list": ["x"],
+    "half a character": {"text": "x\ud83d"},
+    "messages that are none": {"messages": "x"},
+    "a message that is none": {"messages": ["x"]},
+    "no messages": {"messages": []},
+    "tools that are none": {"messages": CHAT, "tools": "search"},
+    "a role that the template refuses": {"messages": [{"role": "bad", "content": "x"}]},
+    "a content of parts": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    },
+    "a content that is null": {"messages": [{"role": "user", "content": None}]},
+    "a content that is an object": {"messages": [{"role": "user", "content": {"text": "hi"}}]},
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_line_that_is_no_text_is_named(case: str, model: Path, tmp_path: Path) -> None:
-    value, message = REFUSED[case]
-    with_template(model, chat_template="{{ raise_exception('no such role') }}")
-    with pytest.raises(CheckpointError) as refused:
-        texts(model, lines(tmp_path, {"text": "x"}, value))
-    assert message in str(refused.value)
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_a_row_that_is_no_text_is_named(case: str, model: Path, tmp_path: Path) -> None:
+    with_template(
+        model,
+        "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('no such role') }}"
+        "{% endif %}{{ m.content | trim }}{% endfor %}{{ 1 / messages|length }}",
+    )
+    path = lines(tmp_path, {"text": "x"}, BAD_ROWS[case])
+    with pytest.raises(CheckpointError, match=rf"{path}:2: "):
+        texts(model, path)
+
+
+@pytest.mark.parametrize("raw", [b"no JSON", b"[" * 99999, b'{"text": "\xff"}'])
+def test_a_line_that_is_no_json_is_named(raw: bytes, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "x"}\n' + raw)
+    with pytest.raises(CheckpointError, match=rf"{path}:2: "):
+        texts(model, path)
+
+
+@pytest.mark.parametrize("broken", ["cut", "changed", "not gzipped"])
+def test_a_broken_gzipped_file_is_named(broken: str, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data.json.gz"
+    packed = bytearray(gzip.compress(ROWS.encode() * 50))
+    if broken == "cut":
+        del packed[-9:]
+    elif broken == "changed":
+        packed[len(packed) // 2] ^= 0xFF
+    else:
+        packed = bytearray(ROWS.encode())
+    path.write_bytes(packed)
+    with pytest.raises(CheckpointError, match=f"{path}: "):
+        texts(model, path)
+
+
+@pytest.mark.parametrize("name", ["data.json", "text.txt.gz", "text.zst"])
+def test_files_that_are_no_text_are_named(name: str, model: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("x" * 9999)
+    with pytest.raises(CheckpointError, match=f"{tmp_path / name}: "):
+        texts(model, tmp_path / name)
+
+
+# ---- conversations ---------------------------------------------------------------------------
+
+# As templates of several families ask for parts, tools and null.
+TOOLS = """
+{%- for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}
+{%- for m in messages %}{{ m.role }}: {% if 'tool_calls' in m %}
+{%- for call in m.tool_calls %}{{ call.function.name }}{{ call.function.arguments | tojson }}
+{%- endfor %}{% elif m.content is none %}nothing{% elif m.content is string %}{{ m.content }}
+{%- else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}{{ '\n' }}
+{%- endfor %}"""
+CALL = {"function": {"name": "find", "arguments": {"key": "a", "limit": None}}}
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"messages": CHAT}, "user: hi\nassistant: ho\n"),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "h"}, {"text": "i"}]}]},
+            "user: hi\n",
+        ),
+        ({"messages": [{"role": "assistant", "content": None}]}, "assistant: nothing\n"),
+        (
+            {
+                "messages": [{"role": "assistant", "content": None, "tool_calls": [CALL]}],
+                "tools": [{"function": {"name": "find"}}],
+            },
+            '[find]assistant: find{"key": "a"}\n',
+        ),
+        # A table has nulls where a row has no such key.
+        (
+            {"messages": [CHAT[0] | {"tool_calls": None, "name": None}], "tools": None},
+            "user: hi\n",
+        ),
+    ],
+)
+def test_conversations_are_what_the_template_makes_of_them(
+    row: dict[str, Any], text: str, model: Path, tmp_path: Path
+) -> None:
+    with_template(model, TOOLS)
+    assert texts(model, lines(tmp_path, row, {"text": "x"})) == [(text, False), ("x", True)]
+
+
+def test_a_template_may_be_a_file(model: Path, tmp_path: Path) -> None:
+    with_template(model, "no")
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    path = lines(tmp_path, {"messages": CHAT})
+    assert texts(model, path) == [("<s>user: hi\nassistant: ho\n", False)]
 
 
 def test_messages_need_a_template(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="has no chat template to make text of them"):
-        texts(model, lines(tmp_path, {"messages": CHAT}))
-
-
-@pytest.mark.parametrize("name", ["data.json", "text.txt.gz"])
-def test_files_that_are_no_text_are_named(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dense = dense_models.write(tmp_path / "dense", dense_models.config())
-    (tmp_path / name).write_text("x" * 9999)
-    for args in (
-        ("evaluate", dense, "--text", tmp_path / name),
-        ("calibrate", dense, "--text", tmp_path / name, "--out", tmp_path / "stats"),
-    ):
-        said = error(capsys, *args)
-        assert f"{Path(name).suffix} files are not read; give UTF-8 text, or one JSON" in said
-
-
-def test_a_template_that_is_too_large_is_refused_rather_than_cut(
-    model: Path, tmp_path: Path
-) -> None:
-    (model / "chat_template.jinja").write_text(TEMPLATE + "{# " + "x" * (1 << 20) + " #}")
-    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: larger than 1048576 bytes"):
-        texts(model, lines(tmp_path, {"messages": CHAT}))
+    path = lines(tmp_path, {"messages": CHAT})
+    with pytest.raises(CheckpointError, match=rf"{path}:1: .*{model}"):
+        texts(model, path)

@@ -42,7 +42,7 @@ def text_files(given: Sequence[str | Path], purpose: str) -> list[Path]:
     """The files to `purpose`, e.g. "calibrate on"; raises CheckpointError if there are none."""
     texts = local_texts(given)
     for path in texts:
-        if not path.is_file():
+        if not is_data_set(path) and not path.is_file():
             raise CheckpointError(
                 f"{path}: no such text file to {purpose}; a data set on the Hub is "
                 "hf://datasets/ORGANIZATION/NAME"
@@ -56,7 +56,9 @@ def given_files(given: Sequence[str | Path]) -> list[Path]:
 
 
 def sha256_of(text: Path) -> str:
-    """The SHA-256 of a text, which identifies it on --resume."""
+    """What identifies a text on --resume: the SHA-256 of a file, the commit of a data set."""
+    if is_data_set(text):
+        return as_given(text)
     with opened(text) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -4,18 +4,18 @@ A document is a line of a .jsonl file, a row of a .parquet file, or a piece of a
 eight is set aside; no window of tokens has text of both sides.
 """
 
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from vllm_gac.checkpoint.regular_files import opened
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.hub_texts import local_texts
-from vllm_gac.texts.text_files import Block, cut, is_records, records
+from vllm_gac.texts.rows import has_rows
+from vllm_gac.texts.text_files import Block, cut, plain_text, row_texts
 from vllm_gac.texts.token_text import enough_characters, evenly_spread, token_ids
+from vllm_gac.texts.tokenizer import ModelTokenizer
 
 # One document in so many is set aside.
 _HELD_SHARE = 8
@@ -40,12 +40,12 @@ class Document:
 
 
 def read_documents(
-    model: Path, texts: Sequence[str | Path], characters: int | None = None
+    tokenizer: ModelTokenizer, texts: Sequence[str | Path], characters: int | None = None
 ) -> Iterator[Document]:
     """The documents of `texts`, in their order.
 
     Args:
-        model: The model directory, whose chat template makes text of conversations.
+        tokenizer: The model's, whose chat template makes text of conversations.
         texts: Text files, and data sets on the Hub. A .txt file is split at form feeds, and at
             blank lines into pieces of 2,000 characters or more.
         characters: Of each file, documents are read until they have so many. None: all.
@@ -55,7 +55,7 @@ def read_documents(
     """
     for path in local_texts(texts):
         count = 0
-        for document in _records(model, path) if is_records(path) else _pieces(path):
+        for document in _rows(tokenizer, path) if has_rows(path) else _pieces(path):
             if characters is not None and count >= characters:
                 break
             count += len(document.text)
@@ -88,7 +88,7 @@ def split_documents(documents: Iterable[Document]) -> tuple[list[Document], list
 
 
 def pack_documents(
-    model: Path, documents: Sequence[Document], *, length: int, max_tokens: int
+    tokenizer: ModelTokenizer, documents: Sequence[Document], *, length: int, max_tokens: int
 ) -> torch.Tensor:
     """Token ids [count, length] of `documents`, joined and cut; count * length <= `max_tokens`.
 
@@ -102,7 +102,7 @@ def pack_documents(
         for document in documents
         for number, text in enumerate(cut(document.text))
     )
-    ids = torch.cat([torch.empty(0, dtype=torch.int64), *token_ids(model, blocks)])
+    ids = torch.cat([torch.empty(0, dtype=torch.int64), *token_ids(tokenizer, blocks)])
     count = len(ids) // length
     if not count:
         raise CheckpointError(
@@ -130,33 +130,31 @@ def split_sequences(
     Raises:
         CheckpointError: The texts are too short, or cannot be read.
     """
+    tokenizer = ModelTokenizer(model)
     wanted = max(fit_tokens, _HELD_SHARE * held_tokens)
-    fit, held = split_documents(read_documents(model, texts, enough_characters(wanted)))
+    fit, held = split_documents(read_documents(tokenizer, texts, enough_characters(wanted)))
     return (
-        pack_documents(model, fit, length=length, max_tokens=fit_tokens),
-        pack_documents(model, held, length=length, max_tokens=held_tokens),
+        pack_documents(tokenizer, fit, length=length, max_tokens=fit_tokens),
+        pack_documents(tokenizer, held, length=length, max_tokens=held_tokens),
     )
 
 
-def _records(model: Path, path: Path) -> Iterator[Document]:
-    for where, text, begins in records(model, path):
+def _rows(tokenizer: ModelTokenizer, path: Path) -> Iterator[Document]:
+    for where, text, begins in row_texts(tokenizer, path):
         yield Document(where, text, begins)
 
 
 def _pieces(path: Path) -> Iterator[Document]:
-    with opened(path) as raw, io.TextIOWrapper(raw, encoding="utf-8", newline="") as file:
+    with plain_text(path) as file:
         number, piece, begin = 1, "", 1
-        try:
-            while line := file.readline(_MAX_PIECE):
-                if piece and line.startswith("\f"):
-                    yield Document(f"{path}:{begin}", piece, begin == 1)
-                    piece, begin = "", number
-                piece += line
-                number += line.endswith("\n")
-                if len(piece) >= (_PIECE if line.isspace() else _MAX_PIECE):
-                    yield Document(f"{path}:{begin}", piece, begin == 1)
-                    piece, begin = "", number
-        except UnicodeDecodeError as e:
-            raise CheckpointError(f"{path}: cannot be read as UTF-8 text ({e})") from e
+        while line := file.readline(_MAX_PIECE):
+            if piece and line.startswith("\f"):
+                yield Document(f"{path}:{begin}", piece, begin == 1)
+                piece, begin = "", number
+            piece += line
+            number += line.endswith("\n")
+            if len(piece) >= (_PIECE if line.isspace() else _MAX_PIECE):
+                yield Document(f"{path}:{begin}", piece, begin == 1)
+                piece, begin = "", number
         if piece:
             yield Document(f"{path}:{begin}", piece, begin == 1)

@@ -1,0 +1,112 @@
+"""Tokens are those that vLLM makes, and the log says where they are not tokenizer.json's."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.support.dense_models import tokenizer
+from vllm_gac import demo
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.families import FAMILIES
+from vllm_gac.texts.tokenizer import ModelTokenizer, sample_ids, tokenizer_fault
+
+
+def demo_with(directory: Path, tokenizer_class: str | None, **config: Any) -> Path:
+    """The demo's tokenizer under another class."""
+    directory.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo.MODEL / name, directory)
+    for name, keys in (
+        ("config.json", config),
+        ("tokenizer_config.json", {"tokenizer_class": tokenizer_class}),
+    ):
+        raw = json.loads((directory / name).read_text()) | keys
+        (directory / name).write_text(json.dumps(raw))
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "TokenizersBackend"])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_the_tokenizer_is_the_one_of_auto_tokenizer(
+    model_type: str, kind: str, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    model = demo_with(tmp_path / "model", kind, model_type=model_type)
+    found, expected = ModelTokenizer(model), AutoTokenizer.from_pretrained(str(model))
+    for begins in (True, False):
+        ids = found.ids("def put(self): 12345\n", begins=begins).tolist()
+        assert ids == expected("def put(self): 12345\n", add_special_tokens=begins)["input_ids"]
+
+
+def test_the_tokens_of_a_class_that_is_made_anew_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers exempts some models from their wrong class, by their path."""
+    monkeypatch.chdir(tmp_path)
+    right = Path("deepseek-ai/deepseek-r1-distill-llama-mini")
+    demo_with(right, "LlamaTokenizerFast")
+    wrong = demo_with(tmp_path / "copy", "LlamaTokenizerFast")
+    assert tokenizer_fault(right) is tokenizer_fault(demo.MODEL) is None
+    assert sample_ids(right) == sample_ids(demo.MODEL) != sample_ids(wrong)
+    fault = tokenizer_fault(wrong)
+    assert fault is not None
+    assert str(wrong / "tokenizer_config.json") in fault
+    ModelTokenizer(right)
+    assert caplog.messages == []
+    ModelTokenizer(wrong)
+    assert caplog.messages == [fault]
+
+
+def test_truncation_in_the_file_is_not_for_texts(tmp_path: Path) -> None:
+    library = Tokenizer.from_file(str(demo.MODEL / "tokenizer.json"))
+    library.enable_truncation(3)
+    library.enable_padding(length=9)
+    library.save(str(tmp_path / "tokenizer.json"))
+    text = "def put(self, item): pass"
+    expected = ModelTokenizer(demo.MODEL).ids(text, begins=False).tolist()
+    assert ModelTokenizer(tmp_path).ids(text, begins=False).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(b"{}", id="no tokenizer"),
+        pytest.param(b"[", id="no JSON"),
+        pytest.param(
+            json.dumps(tokenizer(model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}))
+            .encode(),
+            id="WordLevel without its unknown token",
+        ),
+        pytest.param(
+            json.dumps(
+                tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": "BAAAAGFi"})
+            ).encode(),
+            id="Rust panics",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_tokenize_is_named(raw: bytes, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        ModelTokenizer(tmp_path).ids("words that it does not know", begins=True)
+
+
+def test_a_tokenizer_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=str(tmp_path / "tokenizer.json")):
+        ModelTokenizer(tmp_path)
+
+
+def test_code_of_a_directory_is_not_run(tmp_path: Path) -> None:
+    model = demo_with(tmp_path / "model", "Mine", auto_map={"AutoConfig": "mine.Config"})
+    raw = json.loads((model / "tokenizer_config.json").read_text())
+    raw["auto_map"] = {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}
+    (model / "tokenizer_config.json").write_text(json.dumps(raw))
+    (model / "mine.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
+    with pytest.raises(CheckpointError, match=str(model)):
+        ModelTokenizer(model)
+    assert not (tmp_path / "marker").exists()

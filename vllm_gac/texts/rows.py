@@ -1,0 +1,106 @@
+"""Texts that have rows: lines of JSON, .parquet files, and data sets on the Hub.
+
+The package `datasets` reads the last two. No code of a data set runs.
+"""
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from vllm_gac.checkpoint.hub import hub_faults
+from vllm_gac.checkpoint.regular_files import opened
+from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.texts.hub_texts import as_given, data_set, is_data_set
+
+_JSON_LINES = (".jsonl", ".jsonl.gz", ".json.gz")
+_TABLES = (".parquet",)
+# The columns that are read.
+_COLUMNS = ("text", "messages", "tools")
+
+
+def has_rows(text: Path) -> bool:
+    """Whether a text has rows, by its name."""
+    return is_data_set(text) or text.name.lower().endswith((*_JSON_LINES, *_TABLES))
+
+
+def rows(text: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Where each row of a text is, and the row.
+
+    Raises:
+        CheckpointError: The file, or a line of it, cannot be read, or `datasets` is not installed.
+        HubError: The data set cannot be had.
+    """
+    if is_data_set(text) or text.name.lower().endswith(_TABLES):
+        return _table_rows(text)
+    return _json_lines(text)
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    with opened(path) as file:
+        lines: io.BufferedReader = file
+        if path.suffix.lower() == ".gz":  # GzipFile's own lines are slow
+            lines = io.BufferedReader(cast(Any, gzip.GzipFile(fileobj=file)))
+        try:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield f"{path}:{number}", _parsed(line, f"{path}:{number}")
+        except (EOFError, zlib.error) as e:  # of a broken .gz file
+            raise CheckpointError(f"{path}: cannot be read ({e})") from e
+
+
+def _parsed(line: bytes, where: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as e:
+        raise CheckpointError(f"{where}: not valid JSON ({e})") from e
+    if not isinstance(row, dict):
+        raise CheckpointError(f"{where}: expected a JSON object, got {type(row).__name__}")
+    return row
+
+
+def _table_rows(text: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    name = as_given(text)
+    try:
+        import datasets
+    except ModuleNotFoundError as e:
+        raise CheckpointError(
+            f"{name}: is read by the package datasets, which is not installed: "
+            "pip install 'vllm-gac[datasets]', or give text or .jsonl"
+        ) from e
+    if is_data_set(text):
+        of = data_set(text)
+        inside = {"data_files" if Path(of.path).suffix else "data_dir": of.path} if of.path else {}
+        with hub_faults(of.name, "data set", of.revision, f"{name}:"):
+            splits = datasets.load_dataset(
+                of.name, revision=of.revision, streaming=True, **cast(Any, inside)
+            )
+            yield from _read(name, splits)
+        return
+    with opened(text):
+        pass
+    try:
+        yield from _read(
+            name, datasets.load_dataset("parquet", data_files=str(text), streaming=True)
+        )
+    except GacError:
+        raise
+    except Exception as e:  # what datasets and pyarrow raise has no common base
+        raise CheckpointError(f"{name}: cannot be read ({type(e).__name__}: {e})") from e
+
+
+def _read(name: str, splits: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rows of the split to train on."""
+    split = next((split for split in splits if "train" in split), next(iter(splits)))
+    table = splits[split]
+    if columns := table.column_names:
+        if not {"text", "messages"} & set(columns):
+            raise CheckpointError(
+                f"{name}: neither a column 'text' nor 'messages'; it has {', '.join(columns)}"
+            )
+        table = table.select_columns([column for column in _COLUMNS if column in columns])
+    for number, row in enumerate(table, 1):
+        yield f"{name}: row {number}", row

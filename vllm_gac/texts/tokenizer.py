@@ -1,0 +1,223 @@
+"""The tokenizer of a model directory, as vLLM has it: made by transformers.
+
+transformers makes some classes of tokenizers anew, from nothing but the vocabulary in
+tokenizer.json. Then their tokens may be others than those that the model was trained with.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm_gac.checkpoint.headers import refuse_escape
+from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.shown import shown
+
+logger = logging.getLogger(__name__)
+
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+# The tokenizer that tokenizer.json describes, by its names. AutoTokenizer makes another class of
+# them for these model types. To import AutoTokenizer takes seconds, so others do without.
+PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
+NOT_PLAIN = ("phi3", "qwen2")
+_SAMPLE = (
+    "def put(self, item, block=True):\n    return self.queue[12345:] != 'It isn\\'t'\n\n"
+    "  The quick brown fox: naïve café, Straße, 你好, мир! 🙂\t<b>&amp;</b>\r\n"
+)
+
+
+class ModelTokenizer:
+    """The tokenizer of the model in `model`.
+
+    If its tokens are not those of tokenizer.json, the log says so.
+
+    Raises:
+        CheckpointError: There is none, or transformers cannot make it.
+    """
+
+    def __init__(self, model: Path) -> None:
+        self._model, self._tokenizer = model, _loaded(model)
+        if fault := _fault(model, self._tokenizer):
+            logger.warning("%s", fault)
+
+    def ids(self, text: str, *, begins: bool) -> torch.Tensor:
+        """The token ids [n] of `text`, with the leading tokens if it `begins` a document."""
+        with _faults_named(self._model):
+            return torch.tensor(_ids(self._tokenizer, text, begins), dtype=torch.int64)
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token."""
+        ids: dict[str, int] = self._tokenizer.get_vocab()
+        return ids
+
+    def render(self, messages: Any, tools: Any, where: str) -> str:
+        """The text of a conversation, by the model's chat template.
+
+        Args:
+            messages: A list of objects, as OpenAI's API has them.
+            tools: A list of JSON schemas, or None.
+            where: Where the conversation is, for messages.
+
+        Raises:
+            CheckpointError: There is no template, it refuses the conversation, or it would print
+                a list, an object or null as Python writes them.
+        """
+        if self._tokenizer.chat_template is None:
+            raise CheckpointError(
+                f"{where}: has 'messages', and {self._model} has no chat template to make text of "
+                "them; give rows with a 'text'"
+            )
+        for name, value in (("messages", messages), ("tools", tools or [])):
+            if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+                raise CheckpointError(f"{where}: {name!r} is not a list of objects")
+        given = [_message(message, None) for message in messages]
+        empty = [_message(message, "") for message in messages]
+        try:
+            text = self._rendered(given, tools)
+            printed = "None" in text and given != empty
+            if printed and text.count("None") > self._rendered(empty, tools).count("None"):
+                raise TypeError("prints a content that is null as 'None'")
+        except Exception as e:  # a template may raise anything
+            raise CheckpointError(
+                f"{where}: the model's chat template does not take these messages "
+                f"({shown(e, 400)}); give rows that it takes, or rows with a 'text'"
+            ) from e
+        return text
+
+    def _rendered(self, messages: list[Any], tools: Any) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                messages, tools=_unprintable(tools) if tools else None, tokenize=False
+            )
+        )
+
+
+def tokenizer_fault(model: Path) -> str | None:
+    """A sentence if the tokens that vLLM makes are not those of tokenizer.json, or None.
+
+    Args:
+        model: The model directory, by the path that vLLM will be given: transformers also looks
+            at the path.
+
+    Raises:
+        CheckpointError: There is no tokenizer, or transformers cannot make it.
+    """
+    return _fault(model, _loaded(model))
+
+
+def sample_ids(model: Path) -> list[int]:
+    """The ids that vLLM gives a text of many kinds of tokens; equal ones show equal tokenizers."""
+    return _ids(_loaded(model), _SAMPLE, begins=True)
+
+
+def _fault(model: Path, tokenizer: Any) -> str | None:
+    from tokenizers import Tokenizer
+
+    path = model / "tokenizer.json"
+    if not path.is_file():
+        return None
+    with _faults_named(model):
+        written = Tokenizer.from_file(str(path))
+        written.no_truncation()
+        written.no_padding()
+        expected = written.encode(_SAMPLE, add_special_tokens=False).ids
+        found = _ids(tokenizer, _SAMPLE, begins=False)
+    if found == expected:
+        return None
+    pairs = enumerate(zip(found, expected, strict=False))
+    at = next((i for i, (one, other) in pairs if one != other), 0)
+    theirs, ours = (tokenizer.convert_ids_to_tokens(ids[at : at + 4]) for ids in (found, expected))
+    return (
+        f"{model / 'tokenizer_config.json'}: transformers, hence vLLM, makes other tokens of text "
+        f"than tokenizer.json: {shown(theirs)}, not {shown(ours)}; if the model was trained with "
+        'those of tokenizer.json, write "tokenizer_class": "PreTrainedTokenizerFast"'
+    )
+
+
+def _loaded(model: Path) -> Any:
+    """transformers' tokenizer of a model directory."""
+    for name in _FILES:
+        if os.path.lexists(model / name):
+            refuse_escape(model, model / name)
+    if not any((model / name).is_file() for name in _FILES if name.startswith(("tok", "vocab"))):
+        raise CheckpointError(f"{model / 'tokenizer.json'}: missing; it is needed to read text")
+    config, said = (
+        read_json(path) if (path := model / name).is_file() else {}
+        for name in ("config.json", "tokenizer_config.json")
+    )
+    plain = said.get("tokenizer_class") in PLAIN and config.get("model_type") not in NOT_PLAIN
+    with _faults_named(model):
+        if plain or not config:
+            from transformers import PreTrainedTokenizerFast as Kind
+        else:
+            from transformers import AutoTokenizer as Kind
+        made = Kind.from_pretrained(str(model), trust_remote_code=False, local_files_only=True)
+        if backend := getattr(made, "backend_tokenizer", None):
+            backend.no_truncation()
+            backend.no_padding()
+        return made
+
+
+def _ids(tokenizer: Any, text: str, begins: bool) -> list[int]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return list(tokenizer(text, add_special_tokens=begins)["input_ids"])
+    # transformers holds the GIL meanwhile and computes offsets; this does neither.
+    (encoded,) = backend.encode_batch_fast([text], add_special_tokens=begins)
+    return list(encoded.ids)
+
+
+@contextmanager
+def _faults_named(model: Path) -> Iterator[None]:
+    """Turn what transformers and tokenizers raise about a tokenizer into a CheckpointError.
+
+    They raise bare Exceptions, and a BaseException where Rust code panics. Running out of memory
+    is no fault of the tokenizer.
+    """
+    try:
+        yield
+    except (CheckpointError, KeyboardInterrupt, SystemExit, MemoryError, ModuleNotFoundError):
+        raise
+    except BaseException as e:
+        raise CheckpointError(f"{model}: not a usable tokenizer ({shown(e, 400)})") from e
+
+
+class _List(list[Any]):
+    """A list that a template may walk through, and not print."""
+
+    def __str__(self) -> str:
+        raise TypeError("prints a list as Python writes it")
+
+
+class _Object(dict[str, Any]):
+    """The same of an object."""
+
+    def __str__(self) -> str:
+        raise TypeError("prints an object as Python writes it")
+
+
+def _unprintable(value: Any) -> Any:
+    """`value` without nulls in objects: a table has them where a row has no such key."""
+    if isinstance(value, dict):
+        return _Object({k: _unprintable(v) for k, v in value.items() if v is not None})
+    return _List(map(_unprintable, value)) if isinstance(value, list) else value
+
+
+def _message(message: Mapping[str, Any], null: str | None) -> dict[str, Any]:
+    """A message to render, with `null` for a content that is null: templates ask for that."""
+    made: dict[str, Any] = _unprintable(message)
+    return _Object(made, content=null) if message.get("content", "") is None else made
