@@ -23,12 +23,12 @@ license_link: LICENSE
 
 
 @pytest.mark.slow
+@pytest.mark.needs("datasets")
 def test_compress_by_id_with_a_revision_and_again_offline_gives_what_can_be_uploaded(
     tmp_path: Path,
 ) -> None:
     write(tmp_path / "model", config(intermediate_size=96))
     write(tmp_path / "other", config(intermediate_size=64))
-    pytest.importorskip("datasets", reason="the extra 'datasets'")
     words = write_text(tmp_path / "train.txt").read_text()
     (tmp_path / "train.jsonl").write_text(json.dumps({"text": words}) + "\n")
     beside = {

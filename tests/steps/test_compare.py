@@ -80,7 +80,7 @@ def test_divergence_and_agreement_are_those_of_the_logits(models: Path, tmp_path
     save_file(weights, near / "model.safetensors")
     text = {"sequence_length": 40, "max_tokens": 400}
     found = vllm_gac.compare(near, models / "a", [models / "text"], **text)
-    (tokens,) = token_text.windows(near, [models / "text"], length=40, max_tokens=400)
+    ((_, (tokens,)),) = token_text.windows(near, [models / "text"], length=40, max_tokens=400)
     predicted = []
     for directory in (near, models / "a"):
         checkpoint = open_checkpoint(directory)

@@ -19,7 +19,7 @@ def test_vllm_in_process_agrees_with_the_reference(compressed_demo: Path) -> Non
     done = command("evaluate", compressed_demo, *arguments, "--engine", "vllm", "--json")
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
-    expected, tokens = evaluate(
+    expected, tokens, _ = evaluate(
         compressed_demo, [demo.HELD_OUT], sequence_length=LENGTH, max_tokens=TOKENS
     )
     served = json.loads(line)

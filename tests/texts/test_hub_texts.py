@@ -13,7 +13,7 @@ from vllm_gac.errors import HubError
 from vllm_gac.texts.hub_texts import local_texts
 from vllm_gac.texts.rows import rows
 
-datasets = pytest.importorskip("datasets", reason="the extra 'datasets'")
+pytestmark = pytest.mark.needs("datasets")
 
 
 def row(text: str) -> bytes:
@@ -22,6 +22,8 @@ def row(text: str) -> bytes:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    import datasets
+
     with hub.running() as found, hub.used_here(found, tmp_path / "home"):
         monkeypatch.setattr(datasets.config, "HF_ENDPOINT", found.url)
         found.datasets["org/one"] = Repository(

@@ -70,8 +70,9 @@ def test_each_row_is_a_document(name: str, model: Path, tmp_path: Path) -> None:
     assert texts(model, path, 2) == [("one", True)]
 
 
+@pytest.mark.needs("datasets")
 def test_rows_of_parquet_are_read_by_their_column(model: Path, tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="the extra 'datasets'")
+    import pyarrow
     from pyarrow import parquet
 
     path = tmp_path / "train.parquet"

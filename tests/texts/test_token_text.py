@@ -34,7 +34,7 @@ def test_threads_give_the_tokens_of_all_blocks_in_order(model: Path) -> None:
     library.post_processor = TemplateProcessing(single="A $A", special_tokens=[("A", 32)])
     library.save(str(file))
     text = write_text(model / "text", 700_000)
-    found = windows(model, [text], length=1 << 20, max_tokens=None)
+    ((_, found),) = windows(model, [text], length=1 << 20, max_tokens=None)
     wanted: list[int] = []
     for number, block in enumerate(blocks(ModelTokenizer(model), text, None)):
         wanted += library.encode(block.text, add_special_tokens=number == 0).ids
@@ -53,10 +53,32 @@ def test_few_tokens_need_few_blocks(model: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(token_text, "blocks", counted)
     text = write_text(model / "text", 1_000_000)
-    (everything,) = windows(model, [text], length=1 << 20, max_tokens=None)
+    ((_, (everything,)),) = windows(model, [text], length=1 << 20, max_tokens=None)
     for tokens, most in ((100, 1), (everything.numel() // 4, 2 * math.ceil(taken / 4))):
         windows(model, [text], length=100, max_tokens=tokens)
         assert taken <= most
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "shapes"),
+    [
+        (None, [[(9, 100), (1, 50)], [(1, 40)], [(3, 100)]]),
+        (600, [[(2, 100), (1, 80)], [(1, 40)], [(2, 100), (1, 80)]]),
+        (90, [[(1, 30)], [(1, 30)], [(1, 30)]]),
+        (5, [[], [(1, 2)], [(1, 2)]]),
+        (9999, [[(9, 100), (1, 50)], [(1, 40)], [(3, 100)]]),
+    ],
+)
+def test_tokens_are_taken_of_every_text_alike(
+    max_tokens: int | None, shapes: list[list[tuple[int, int]]], model: Path
+) -> None:
+    sizes = {"a": 950, "b": 40, "c": 300}
+    texts = [written(model / name, name, size) for name, size in sizes.items()]
+    found = windows(model, texts, length=100, max_tokens=max_tokens)
+    assert [each.text for each in found] == list(map(str, texts))
+    assert [[tuple(part.shape) for part in each.windows] for each in found] == shapes
+    for each in found:
+        assert len(torch.cat([p.flatten() for p in (*each.windows, torch.empty(0))]).unique()) <= 1
 
 
 def test_calibration_is_spread_over_the_first_part_of_each_text(

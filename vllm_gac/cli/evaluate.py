@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_gac.cli.options import (
     MODEL,
@@ -20,6 +20,10 @@ from vllm_gac.cli.options import (
 )
 from vllm_gac.cli.output import print_json
 from vllm_gac.errors.shown import shown
+
+if TYPE_CHECKING:
+    from vllm_gac.steps.compare import Comparison
+    from vllm_gac.steps.evaluate import Perplexity
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -84,13 +88,15 @@ def run(args: argparse.Namespace) -> int:
 
     from vllm_gac.errors import CheckpointError
 
-    value, tokens = _perplexity(args, run_arguments(args) | {"revision": args.revision})
-    if not math.isfinite(value):
-        raise CheckpointError(f"{args.directory}: perplexity is {value}; see 'vllm-gac verify'")
+    found = _perplexity(args, run_arguments(args) | {"revision": args.revision})
+    if not math.isfinite(found.perplexity):
+        raise CheckpointError(
+            f"{args.directory}: perplexity is {found.perplexity}; see 'vllm-gac verify'"
+        )
     if args.json:
-        print_json({"perplexity": value, "tokens": tokens})
+        print_json(found._asdict())
     else:
-        print(f"perplexity {value:.4f} over {tokens:,} tokens")
+        _print_perplexity(found)
     return 0
 
 
@@ -113,7 +119,7 @@ def _compare(args: argparse.Namespace) -> int:
         if found.interval is None
         else "95 % interval {:.4f} to {:.4f}".format(*found.interval)
     )
-    print(f"perplexity {found.perplexity:.4f} over {found.tokens:,} tokens")
+    _print_perplexity(found)
     print(f"{found.ratio:.4f} times {found.against:.4f} of {shown(args.against)}; {interval}")
     print(
         f"divergence {found.divergence:.4f} nats per token; the first choice is the same for "
@@ -122,7 +128,15 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _perplexity(args: argparse.Namespace, options: dict[str, Any]) -> tuple[float, int]:
+def _print_perplexity(found: "Perplexity | Comparison") -> None:
+    each = ""
+    if len(found.by_text) > 1:
+        tokens = (f"{count:,} of {shown(text)}" for text, count in found.by_text.items())
+        each = f": {', '.join(tokens)}"
+    print(f"perplexity {found.perplexity:.4f} over {found.tokens:,} tokens{each}")
+
+
+def _perplexity(args: argparse.Namespace, options: dict[str, Any]) -> "Perplexity":
     if args.engine == "vllm":
         from vllm_gac.steps.evaluate_engine import evaluate_engine
 

@@ -108,7 +108,10 @@ def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 def add_run(parser: Section) -> None:
     """Add the options of a verb that predicts text. An option that is not given is None."""
     parser.add_argument(
-        "--max-tokens", type=positive, metavar="N", help="use at most N tokens; default: all"
+        "--max-tokens",
+        type=positive,
+        metavar="N",
+        help="use at most N tokens, as many of each text; default: all",
     )
     parser.add_argument(
         "--sequence-length", type=positive, metavar="N", help="tokens per sequence; default: 512"

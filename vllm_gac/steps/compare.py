@@ -1,7 +1,7 @@
 """Two models on the same text: the ratio of their perplexities, and how alike they predict."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ class Comparison:
             little text to tell.
         divergence: KL(other model || model) of what they predict, nats per token.
         agreement: The share of tokens for which both models' first choice is the same.
+        by_text: How many tokens of each text were predicted.
     """
 
     perplexity: float
@@ -51,6 +52,7 @@ class Comparison:
     interval: tuple[float, float] | None
     divergence: float
     agreement: float
+    by_text: Mapping[str, int]
 
 
 def compare(
@@ -79,7 +81,7 @@ def compare(
         revision: A branch, tag or commit of a `model` on the Hub. None: main.
         against_revision: The same of an `against` on the Hub.
         sequence_length: Tokens of one window; at most the shorter of both contexts.
-        max_tokens: How many tokens of the text to use. None: all.
+        max_tokens: How many tokens to use, as many of each text. None: all.
         device: The torch device to compute on.
         progress: Whether to show a progress bar on stderr.
 
@@ -136,7 +138,7 @@ class Baseline:
         checkpoints = tuple(map(checked, directories))
         contexts = (checkpoint.config.max_position_embeddings for checkpoint in checkpoints)
         length = min(self.sequence_length, *contexts)
-        tokens, others = (
+        (tokens, by_text), (others, _) = (
             window_batches(each, self.texts, length=length, max_tokens=self.max_tokens)
             for each in directories
         )
@@ -162,7 +164,7 @@ class Baseline:
                 batch[0], *(states.to(model.device) for states in batch[1:]), strict=True
             )
         ]
-        return _compared(directories, windows, tokens)
+        return _compared(directories, windows, tokens, by_text)
 
 
 class _Window(NamedTuple):
@@ -190,7 +192,10 @@ def _window(mine: torch.Tensor, theirs: torch.Tensor, window: torch.Tensor) -> _
 
 
 def _compared(
-    directories: tuple[Path, Path], windows: Sequence[_Window], tokens: Sequence[torch.Tensor]
+    directories: tuple[Path, Path],
+    windows: Sequence[_Window],
+    tokens: Sequence[torch.Tensor],
+    by_text: Mapping[str, int],
 ) -> Comparison:
     """What all windows tell of two models."""
     losses = [window.loss for window in windows], [window.against for window in windows]
@@ -212,4 +217,5 @@ def _compared(
         interval=interval,
         divergence=sum(window.divergence for window in windows) / sum(counts),
         agreement=sum(window.agreed for window in windows) / sum(counts),
+        by_text=by_text,
     )

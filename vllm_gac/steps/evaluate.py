@@ -5,8 +5,10 @@ divides two models' perplexities.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -33,6 +35,20 @@ from vllm_gac.texts.token_text import windows
 DEFAULT_SEQUENCE_LENGTH = 512
 
 
+class Perplexity(NamedTuple):
+    """The perplexity of a model on texts.
+
+    Attributes:
+        perplexity: e to the mean negative log likelihood of the predicted tokens.
+        tokens: How many tokens were predicted.
+        by_text: How many of each text.
+    """
+
+    perplexity: float
+    tokens: int
+    by_text: Mapping[str, int]
+
+
 def evaluate(
     model: str | Path,
     texts: Sequence[str | Path],
@@ -42,7 +58,7 @@ def evaluate(
     max_tokens: int | None = None,
     device: str = "cpu",
     progress: bool = False,
-) -> tuple[float, int]:
+) -> Perplexity:
     """Compute the perplexity of a model on text files, with the fp32 reference model in torch.
 
     The text is cut into windows that do not overlap. In each window, every token but the first is
@@ -55,12 +71,9 @@ def evaluate(
             sets on the Hub: hf://datasets/ORGANIZATION/NAME.
         revision: A branch, tag or commit of a model on the Hub. None: main.
         sequence_length: Tokens of one window; at most the model's context.
-        max_tokens: How many tokens of the text to use. None: all.
+        max_tokens: How many tokens to use, as many of each text. None: all.
         device: The torch device to compute on.
         progress: Whether to show a progress bar on stderr.
-
-    Returns:
-        The perplexity (e to the mean negative log likelihood) and the number of predicted tokens.
 
     Raises:
         CheckpointError: The model's tensors do not fit its config, or there is no text to predict.
@@ -68,10 +81,10 @@ def evaluate(
     Examples:
         >>> from pathlib import Path
         >>> import vllm_gac
-        >>> perplexity, tokens = vllm_gac.evaluate(
+        >>> found = vllm_gac.evaluate(
         ...     Path("llama"), [Path("text.txt")], sequence_length=64, max_tokens=256
         ... )
-        >>> tokens  # of 4 windows
+        >>> found.tokens  # of 4 windows
         252
     """
     prepare_device(device)
@@ -80,8 +93,9 @@ def evaluate(
     model = model_directory(model, revision)
     checkpoint = checked(model)
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
-    tokens = window_batches(model, texts, length=sequence_length, max_tokens=max_tokens)
-    return exp_of_mean(sum(window_losses(checkpoint, tokens, device, progress)), tokens)
+    tokens, by_text = window_batches(model, texts, length=sequence_length, max_tokens=max_tokens)
+    total = sum(window_losses(checkpoint, tokens, device, progress))
+    return Perplexity(*exp_of_mean(total, tokens), by_text)
 
 
 def checked(model: Path) -> Checkpoint:
@@ -97,13 +111,17 @@ def checked(model: Path) -> Checkpoint:
 
 def window_batches(
     model: Path, texts: Sequence[str | Path], *, length: int, max_tokens: int | None
-) -> list[torch.Tensor]:
-    """Token ids to predict: batches [windows, at most `length`] of a few thousand tokens.
+) -> tuple[list[torch.Tensor], dict[str, int]]:
+    """Token ids to predict, and how many of them are of each text.
 
-    `model` is the directory of the tokenizer.
+    They are batches [windows, at most `length`] of a few thousand tokens. `model` is the directory
+    of the tokenizer.
     """
-    parts = windows(model, texts, length=length, max_tokens=max_tokens)
-    return [batch for part in parts for batch in batches(part)]
+    found, by_text = [], Counter[str]()
+    for text, parts in windows(model, texts, length=length, max_tokens=max_tokens):
+        found += [batch for part in parts for batch in batches(part)]
+        by_text[text] += sum(part.shape[0] * (part.shape[1] - 1) for part in parts)
+    return found, dict(by_text)
 
 
 def exp_of_mean(total: float, tokens: Sequence[torch.Tensor]) -> tuple[float, int]:

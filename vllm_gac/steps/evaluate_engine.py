@@ -18,7 +18,13 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.reference_model import refuse_unknown_tokens
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.layout.names import LOAD_FORMAT
-from vllm_gac.steps.evaluate import DEFAULT_SEQUENCE_LENGTH, checked, exp_of_mean, window_batches
+from vllm_gac.steps.evaluate import (
+    DEFAULT_SEQUENCE_LENGTH,
+    Perplexity,
+    checked,
+    exp_of_mean,
+    window_batches,
+)
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
@@ -40,8 +46,8 @@ def evaluate_engine(
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
     progress: bool = False,
-) -> tuple[float, int]:
-    """(perplexity, predicted tokens) of `model` on `texts`, by vLLM in this process.
+) -> Perplexity:
+    """The perplexity of `model` on `texts`, by vLLM in this process.
 
     The windows are those of `vllm_gac.steps.evaluate.evaluate`. On a CPU nothing is compiled; on a
     GPU the model runs in CUDA graphs, as in a server. `quantization` and `kv_cache_dtype` are
@@ -55,7 +61,7 @@ def evaluate_engine(
     model = model_directory(model, revision)
     checkpoint = checked(model)
     length = min(sequence_length, checkpoint.config.max_position_embeddings)
-    tokens = window_batches(model, texts, length=length, max_tokens=max_tokens)
+    tokens, by_text = window_batches(model, texts, length=length, max_tokens=max_tokens)
     losses = engine_losses(
         model,
         checkpoint,
@@ -65,7 +71,7 @@ def evaluate_engine(
         kv_cache_dtype=kv_cache_dtype,
         progress=progress,
     )
-    return exp_of_mean(sum(losses), tokens)
+    return Perplexity(*exp_of_mean(sum(losses), tokens), by_text)
 
 
 def engine_losses(

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.texts.hub_texts import local_texts
+from vllm_gac.texts.hub_texts import as_given, local_texts
 from vllm_gac.texts.text_files import Block, blocks
 from vllm_gac.texts.tokenizer import ModelTokenizer
 
@@ -23,6 +24,18 @@ _CALIBRATION_CHARACTERS = 1 << 24
 _MIN_CHARACTERS, _CHARACTERS_OF_A_TOKEN = 1 << 20, 256
 # The most blocks that are tokenized together, and threads that share them.
 _MOST_BLOCKS, _MOST_THREADS = 64, 8
+
+
+class TextWindows(NamedTuple):
+    """The tokens of one text, in windows that do not overlap.
+
+    Attributes:
+        text: Its name.
+        windows: Full windows [count, length], and the rest [1, n]; either may be missing.
+    """
+
+    text: str
+    windows: list[torch.Tensor]
 
 
 def calibration_sequences(
@@ -76,30 +89,35 @@ def enough_characters(tokens: int) -> int:
 
 def windows(
     model: Path, texts: Sequence[str | Path], *, length: int, max_tokens: int | None
-) -> list[torch.Tensor]:
-    """Split `texts`, or their first `max_tokens` tokens, into windows that do not overlap.
+) -> list[TextWindows]:
+    """Split each of `texts` into windows that do not overlap.
 
-    Each file gives its full windows [count, length], and the rest [1, n] if n is at least 2. Raises
-    CheckpointError if no token of the texts could be predicted.
+    Args:
+        model: The directory of the tokenizer.
+        texts: The texts.
+        length: Tokens of one window.
+        max_tokens: How many tokens to take at most: as many of each text, and of a text that has
+            fewer all of them. None: all.
+
+    Raises:
+        CheckpointError: No token of the texts could be predicted, or they cannot be read.
     """
     for flag, tokens in (("--sequence-length", length), ("--max-tokens", max_tokens)):
         if tokens is not None and tokens < 2:
             raise CheckpointError(
                 f"{flag} {tokens}: each token is predicted from those before it; give 2 or more"
             )
-    parts: list[torch.Tensor] = []
-    tokenizer, left = ModelTokenizer(model), max_tokens
-    for path in local_texts(texts):
-        if left == 0:
-            break
-        ids = _encode(tokenizer, path, None, left)
-        left = None if left is None else left - len(ids)
-        whole = len(ids) // length * length
-        parts += [p for p in (ids[:whole].view(-1, length), ids[None, whole:]) if min(p.shape) > 0]
-    parts = [part for part in parts if part.shape[1] > 1]
-    if not parts:
+    paths, tokenizer = local_texts(texts), ModelTokenizer(model)
+    ids = [_encode(tokenizer, path, None, max_tokens) for path in paths]
+    counts = [len(of) for of in ids]
+    found = []
+    for path, of, share in zip(paths, ids, _shares(counts, max_tokens), strict=True):
+        whole = share // length * length
+        parts = of[:whole].view(-1, length), of[None, whole:share]
+        found.append(TextWindows(as_given(path), [p for p in parts if len(p) and p.shape[1] > 1]))
+    if not any(each.windows for each in found):
         raise CheckpointError(f"{_names(texts)}: fewer than 2 tokens")
-    return parts
+    return found
 
 
 def vocabulary(model: Path) -> dict[str, int]:
@@ -111,6 +129,15 @@ def token_ids(tokenizer: ModelTokenizer, source: Iterable[Block]) -> list[torch.
     """The token ids [n] of each block of `source`."""
     with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
         return list(pool.map(lambda b: tokenizer.ids(b.text, begins=b.begins), source))
+
+
+def _shares(counts: Sequence[int], wanted: int | None) -> list[int]:
+    """How many of `wanted` tokens each text gives that has so many: all alike, or all it has."""
+    wanted = sum(counts) if wanted is None else wanted
+    shares = [0] * len(counts)
+    for left, i in enumerate(sorted(range(len(counts)), key=counts.__getitem__)):
+        shares[i] = min(counts[i], (wanted - sum(shares)) // (len(counts) - left))
+    return shares
 
 
 def _encode(
