@@ -1,4 +1,4 @@
-"""Prints the jobs of the first lease: the rows of a 1.5B on two GPUs, in the order of their worth.
+"""Prints the jobs of the first lease: the rows of a 1.5B on four GPUs, in the order of their worth.
 
 lease.sh runs them, and has the variables.
 """
@@ -8,10 +8,11 @@ import os
 from typing import Any
 
 from benchmarks.real_models.compressed import directory_name
+from benchmarks.real_models.rows import HEALED
 
 _MEASURE = (
     "$R measure $MODEL $RESULTS --texts $TEXTS --problems $PROBLEMS --stats $STATS --work $WORK "
-    "--keep --commit $COMMIT --max-tokens 49152 --seconds 420 --heal-tokens 2000000 "
+    "--keep --commit $COMMIT --max-tokens 49152 --seconds 480 --heal-tokens 2500000 "
     "--device $DEVICE"
 )
 # Where there are no answers, the code alone. A run that was stopped goes on.
@@ -26,15 +27,23 @@ _ROWS = {
     "KV .5": 50,
     "KV .75": 0,
     "all methods .9, KV .75": 50,
+    "all methods .8, KV .5": 0,
     "low rank .9": 50,
     "KV .5, rotary": 0,
     "KV .5, latent": 0,
     "low rank .8": 0,
-    "values alone, KV .75": 0,
-    "rotary keys alone, KV .75": 0,
-    "latent keys alone, KV .75": 0,
-    "heads + MLP .9, KV .75": 0,
 }
+# Healed as soon as the model that is not is there.
+_HEALED = ("KV .5", "all methods .9, KV .75", "all methods .8, KV .5", "KV .75")
+_MORE_ROWS = (
+    "values alone, KV .75",
+    "rotary keys alone, KV .75",
+    "latent keys alone, KV .75",
+    "merged values alone, KV .75",
+    "heads + MLP .9, KV .75",
+    "heads + MLP .95, KV .75",
+    "KV .85",
+)
 
 
 def _job(name: str, command: str, expected: float, *needs: str, **more: Any) -> dict[str, Any]:
@@ -69,9 +78,9 @@ def main() -> None:
         _row("dense", 50, 200, "answers"),
         _row("dense, our attention", 50, 130, "answers"),
         *(_row(row, windows, 330, "calibrate") for row, windows in _ROWS.items()),
+        *(_row(row + HEALED, 0, 420, directory_name(row)) for row in _HEALED),
+        *(_row(row, 0, 330, "calibrate") for row in _MORE_ROWS),
     ]
-    at = [job["name"] for job in jobs].index(directory_name("KV .5")) + 6
-    jobs.insert(at, _row("KV .5, healed", 0, 400, directory_name("KV .5")))
     print(json.dumps(jobs, indent=1))
 
 
