@@ -72,8 +72,8 @@ loadtest-smoke: .venv/.extra-loadtest $(DEMO)/config.json build/demo-misaligned/
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m loadtest ab loadtest/comparisons/smoke.yaml build/loadtest-smoke
 
 # In PYTHON's environment, as test-gpu: pip install -e '.[serve,loadtest]' before.
-COMPARISON ?= h200-8b
-loadtest:  ## on a GPU: compare dense, misaligned and GAC servers of Llama-3-8B's shape
+COMPARISON ?= misaligned
+loadtest:  ## on a GPU: compare dense, misaligned and repaired servers of Llama-3-8B's shape
 	$(PYTHON) -m benchmarks.common.llama3_8b build/llama3-8b
 	$(PYTHON) -m loadtest ab loadtest/comparisons/$(COMPARISON).yaml build/loadtest-$(COMPARISON)
 

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 from loadtest.errors import LoadTestError
-from loadtest.mock_server import FAULTS
 from vllm_gac.errors import GacError
 
 
@@ -72,14 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     ab = steps.add_parser("ab", help="runs of several servers in turn, and their report")
     ab.add_argument("comparison", type=Path, help="a .yaml file, as in comparisons/")
     ab.add_argument("out", type=Path, help="directory for the runs and report.html")
-    ab.add_argument(
-        "--until",
-        type=float,
-        metavar="FRACTION",
-        help="repeat until TTFT and TPOT (p50, p99) are known within this, such as 0.1",
-    )
     ab.add_argument("--repeats", type=int, help="how often (default: what the file says)")
-    ab.add_argument("--minutes", type=float, help="with --until: start no repeat that ends later")
     ab.add_argument(
         "--part", type=int, default=1, help="number of this part of a measurement in parts"
     )
@@ -96,37 +88,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_fail_on(ab)
     ab.set_defaults(step=_ab)
 
-    plan = steps.add_parser("plan", help="how much longer to run, from the report of a pilot")
-    plan.add_argument("report", type=Path, help="the .json of a report")
-    plan.add_argument("--within", type=float, default=0.1, help="fraction (default: %(default)s)")
-    plan.set_defaults(step=_plan)
-
-    check = steps.add_parser(
-        "crosscheck", help="replay a schedule here and by `vllm bench serve`, and compare"
-    )
-    check.add_argument("schedule", type=Path, help="the schedule to replay (.jsonl)")
-    check.add_argument("out", type=Path, help="directory for both results")
-    check.add_argument("--host", required=True, help="the running server, http://HOST:PORT")
-    check.add_argument("--model", required=True, help="model name to ask the server for")
-    check.add_argument("--tokenizer", required=True, help="directory of the model's tokenizer")
-    check.set_defaults(step=_crosscheck)
-
     mock = steps.add_parser("mock", help="serve a mock that answers on the dot, on 127.0.0.1")
     mock.add_argument("--port", type=int, default=8000)
     mock.add_argument("--ttft", type=float, default=0.1, help="seconds")
     mock.add_argument("--itl", type=float, default=0.02, help="seconds")
     mock.add_argument("--log", type=Path, help="write down here when each token was really sent")
-    mock.add_argument("--fault", choices=FAULTS, default="none", help="what to do to requests")
-    mock.add_argument("--every", type=int, default=1, help="to every so many-th of them")
     mock.set_defaults(step=_mock)
-
-    faults = steps.add_parser(
-        "faults", help="what the report says of a server and a client with faults, and the truth"
-    )
-    faults.add_argument("out", type=Path, help="directory for the runs and faults.md")
-    faults.add_argument("--seconds", type=float, default=15.0, help="of traffic for each fault")
-    faults.add_argument("--only", action="append", default=[], help="one of the faults, by name")
-    faults.set_defaults(step=_faults)
     return parser
 
 
@@ -191,23 +158,16 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _ab(options: argparse.Namespace) -> None:
-    from loadtest.ab.ab import Extent, run_comparison
+    from loadtest.ab.ab import run_comparison
     from loadtest.ab.comparison_file import MAX_REPEATS, load_comparison
     from loadtest.ab.progress import prediction
 
     # SIGTERM exits as Ctrl-C does, so that the clean-up stops the server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    if options.until is not None:
-        _refuse_no_fraction("--until", options.until)
-    if options.minutes is not None and not 0 < options.minutes < math.inf:
-        raise LoadTestError(f"--minutes {options.minutes:g}: expected a number above 0")
-    if options.minutes is not None and options.until is None:
-        raise LoadTestError("--minutes needs --until: without it, the file says how often")
     if options.part < 1:
         raise LoadTestError(f"--part {options.part}: parts count from 1")
     if options.repeats is not None and not 1 <= options.repeats <= MAX_REPEATS:
         raise LoadTestError(f"--repeats {options.repeats}: expected 1 to {MAX_REPEATS}")
-    extent = Extent(options.until, options.minutes, options.part, tuple(options.pool))
     comparison = load_comparison(options.comparison)
     if options.repeats is not None:
         comparison = comparison.model_copy(update={"repeats": options.repeats})
@@ -218,7 +178,7 @@ def _ab(options: argparse.Namespace) -> None:
     if options.dry_run:
         print(prediction(comparison))
         return
-    report = run_comparison(comparison, options.out, extent)
+    report = run_comparison(comparison, options.out, options.part, options.pool)
     print(report)
     _fail_on(options.fail_on, report)
 
@@ -229,42 +189,7 @@ def _fail_on(kinds: list[str], report: Path) -> None:
         raise LoadTestError(f"--fail-on: {'; '.join(faults)}")
 
 
-def _plan(options: argparse.Namespace) -> None:
-    from loadtest.report.power import read_needs
-
-    _refuse_no_fraction("--within", options.within)
-    missing = read_needs(options.report, options.within)
-    print("\n".join(map(str, missing)) or f"all are known within {options.within:.0%}")
-
-
-def _refuse_no_fraction(option: str, value: float) -> None:
-    """Intervals known within 1, that is between nothing and twice the value, tell nothing."""
-    if not 0 < value < 1:
-        raise LoadTestError(f"{option} {value:g}: expected a fraction above 0 and below 1")
-
-
-def _crosscheck(options: argparse.Namespace) -> None:
-    from loadtest.crosscheck import crosscheck, markdown
-
-    found = crosscheck(
-        options.schedule, options.host, options.model, options.tokenizer, options.out
-    )
-    print(markdown(found), end="")
-    if apart := [a.name for a in found if a.judged and not a.agrees]:
-        raise LoadTestError(f"the two clients differ by more than 5 % in {', '.join(apart)}")
-
-
-def _faults(options: argparse.Namespace) -> None:
-    from loadtest.checks.faults import check_faults
-
-    if not 0 < options.seconds < math.inf:
-        raise LoadTestError(f"--seconds {options.seconds:g}: expected a number above 0")
-    print(check_faults(options.out, options.seconds, options.only))
-
-
 def _mock(options: argparse.Namespace) -> None:
-    if options.every < 1:
-        raise LoadTestError(f"--every {options.every}: expected 1 or more")
     if not 0 <= options.port <= 65535:
         raise LoadTestError(f"--port {options.port}: expected 0 (any free one) to 65535")
     for option in ("ttft", "itl"):
@@ -274,16 +199,15 @@ def _mock(options: argparse.Namespace) -> None:
 
 
 async def _serve_mock(options: argparse.Namespace) -> None:
-    from loadtest.mock_server import Fault, Timing, serve
+    from loadtest.mock_server import Mock, Timing
 
     with contextlib.ExitStack() as files:
         # Buffered by line, because others read the log while the mock runs.
         log = options.log and files.enter_context(
             options.log.open("w", encoding="utf-8", buffering=1)
         )
-        timing = Timing(options.ttft, options.itl)
-        fault = Fault(options.fault, options.every)
-        server = await serve(timing, "127.0.0.1", options.port, log, fault)
+        mock = Mock(Timing(options.ttft, options.itl), log)
+        server = await mock.serve("127.0.0.1", options.port)
         port = server.sockets[0].getsockname()[1]
         print(f"http://127.0.0.1:{port}", flush=True)
         await server.serve_forever()

@@ -3,17 +3,15 @@
 Token k of an answer is due at arrival + ttft + k x itl. These times are absolute, so a late token
 does not delay the next. On a busy machine some tokens leave late. With a log, the mock writes when
 each token left, so that the client's numbers can be compared with what was sent instead of what was
-due. With a fault, it does to some requests what servers do in bad moments, and its log still tells
-the truth. It serves /v1/completions, /v1/chat/completions, /v1/models and /health.
+due. It serves /v1/completions, /v1/chat/completions, /v1/models and /health.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count as counting
-from typing import Any, Literal, TextIO, get_args
+from typing import Any, TextIO
 
 _MAX_BODY = 64 << 20
 # The log identifies a prompt by this many first tokens (or words). They are enough to be unique.
@@ -28,145 +26,113 @@ class Timing:
     itl: float = 0.02
 
 
-FaultKind = Literal["none", "refuse", "busy", "hang", "stall", "empty-first", "null-error"]
-FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
-STALL = 0.5  # seconds
-
-
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """What the mock does to every `every`-th request.
+class Asked:
+    """A request: how many tokens of answer it wants, and when it came by the loop's clock."""
 
-    - refuse: it closes the connection without an answer.
-    - busy: it answers 503.
-    - hang: it never answers.
-    - stall: half a second passes in the middle of the answer.
-    - empty-first: an event without text comes at once, before there is a token.
-    - null-error: each event has `"error": null`, which is no error.
-    """
-
-    kind: FaultKind = "none"
-    every: int = 1
-
-    def hits(self, number: int) -> bool:
-        """Whether the request with this number, from 0, is one of them."""
-        return self.kind != "none" and number % self.every == self.every // 2
+    prompt: list[Any]
+    count: int
+    chat: bool
+    arrived: float
 
 
-async def serve(
-    timing: Timing,
-    host: str,
-    port: int,
-    log: TextIO | None = None,
-    fault: Fault | None = None,
-    clock: Callable[[], float] = time.time,
-) -> asyncio.Server:
-    """Start to serve. Port 0 takes a free port, see `server.sockets[0].getsockname()`.
+class Mock:
+    """The mock server. `log` gets one line of JSON for each request, when its fate is known.
 
-    `log` gets one line of JSON for each request, when its fate is known: `opening`, the first
-    tokens of the prompt; `arrived`, when the request had arrived; `sent`, when each token was
-    handed to the socket; `fault`, what was done to it. Times are in seconds, by `clock`: since the
+    A line has `opening`, the first tokens of the prompt; `arrived`, when the request had arrived;
+    `sent`, when each token was handed to the socket. Times are in seconds, by `clock`: since the
     epoch, unless another is given.
     """
-    numbers = counting()
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while await _serve_one(reader, writer, timing, log, fault or Fault(), numbers, clock):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client has disconnected
-        finally:
-            writer.close()
+    def __init__(
+        self,
+        timing: Timing,
+        log: TextIO | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.timing = timing
+        self._log = log
+        self._clock = clock
 
-    return await asyncio.start_server(connected, host, port, backlog=1024)
+    async def serve(self, host: str, port: int) -> asyncio.Server:
+        """Start to serve. Port 0 takes a free port, see `server.sockets[0].getsockname()`."""
 
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                while await self._serve_one(reader, writer):
+                    pass
+            except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                pass  # the client has disconnected
+            finally:
+                writer.close()
 
-async def _serve_one(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    timing: Timing,
-    log: TextIO | None,
-    fault: Fault,
-    numbers: Iterator[int],
-    clock: Callable[[], float],
-) -> bool:
-    """Answer one request. Returns whether the connection can take another."""
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    arrived = asyncio.get_running_loop().time()
-    method, path, _ = head[0].split(" ", 2)
-    headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:])}
-    length = int(headers.get("content-length", "0"))
-    body = await reader.readexactly(min(length, _MAX_BODY))
-    if method == "GET":
-        models = {"object": "list", "data": [{"id": "mock", "object": "model"}]}
-        known = {"/health": {}, "/v1/models": models}
-        return _reply(writer, 200 if path in known else 404, known.get(path, {}))
-    if path not in ("/v1/completions", "/v1/chat/completions"):
-        return _reply(writer, 404, {"error": {"message": f"no {path}"}})
-    try:
-        request = json.loads(body)
-        count = int(request.get("max_completion_tokens") or request["max_tokens"])
-        prompt = _prompt(request)
-    except (ValueError, KeyError, TypeError) as error:
-        return _reply(writer, 400, {"error": {"message": f"bad request: {error!r}"}})
-    chat = path.endswith("chat/completions")
-    kind: FaultKind = fault.kind if fault.hits(next(numbers)) else "none"
+        return await asyncio.start_server(connected, host, port, backlog=1024)
 
-    def tell(sent: list[float]) -> None:
-        if log is not None:
-            came = clock() - (asyncio.get_running_loop().time() - arrived)
-            line = {"opening": prompt[:_OPENING], "arrived": came, "sent": sent, "fault": kind}
-            log.write(json.dumps(line) + "\n")
-
-    if kind in ("refuse", "busy", "hang"):
-        tell([])
-        if kind == "hang":
-            await reader.read()  # until the client gives up
-        if kind == "busy":
-            return _reply(writer, 503, {"error": {"message": "busy"}})
-        return False
-    tell(await _stream(writer, timing, arrived, chat, count, len(prompt), kind, clock))
-    return True
-
-
-async def _stream(
-    writer: asyncio.StreamWriter,
-    timing: Timing,
-    arrived: float,
-    chat: bool,
-    count: int,
-    prompt_tokens: int,
-    fault: FaultKind,
-    clock: Callable[[], float],
-) -> list[float]:
-    """Answer token by token. Returns when each token was sent, by `clock`."""
-    writer.write(
-        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
-    loop = asyncio.get_running_loop()
-    sent = []
-    more: dict[str, Any] = {"error": None} if fault == "null-error" else {}
-    if fault == "empty-first":
-        nothing = {"delta": {"content": ""}} if chat else {"text": ""}
-        _event(writer, {"choices": [{"index": 0, **nothing, "finish_reason": None}]})
-    for k in range(count):
-        late = STALL if fault == "stall" and k > count // 2 else 0.0
-        await asyncio.sleep(arrived + timing.ttft + k * timing.itl + late - loop.time())
-        if chat and k == 0:
-            role = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-            _event(writer, {"choices": [role]})
-        finish = "length" if k == count - 1 else None
-        token = {"delta": {"content": " mock"}} if chat else {"text": " mock"}
-        sent.append(clock())
-        _event(writer, {"choices": [{"index": 0, **token, "finish_reason": finish}], **more})
+    async def answer(
+        self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Answer token by token. Returns whether the connection can take another request."""
+        self.begin(asked, writer)
+        loop = asyncio.get_running_loop()
+        sent: list[float] = []
+        for k in range(asked.count):
+            await asyncio.sleep(self.due(asked, k) - loop.time())
+            if asked.chat and k == 0:
+                role = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+                write_event(writer, {"choices": [role]})
+            sent.append(self._clock())
+            write_event(writer, self.token(asked, k))
+            await writer.drain()
+        usage = {"prompt_tokens": len(asked.prompt), "completion_tokens": asked.count}
+        write_event(writer, {"choices": [], "usage": usage})
+        _chunk(writer, b"data: [DONE]\n\n")
+        writer.write(b"0\r\n\r\n")
         await writer.drain()
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": count}
-    _event(writer, {"choices": [], "usage": usage})
-    _chunk(writer, b"data: [DONE]\n\n")
-    writer.write(b"0\r\n\r\n")
-    await writer.drain()
-    return sent
+        self.tell(asked, sent)
+        return True
+
+    def begin(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        """Begin the stream of events of an answer."""
+        head = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(b"HTTP/1.1 200 OK\r\n" + head)
+
+    def due(self, asked: Asked, k: int) -> float:
+        """When token `k` is due, by the loop's clock."""
+        return asked.arrived + self.timing.ttft + k * self.timing.itl
+
+    def token(self, asked: Asked, k: int) -> dict[str, Any]:
+        """The event of token `k`."""
+        text = {"delta": {"content": " mock"}} if asked.chat else {"text": " mock"}
+        finish = "length" if k == asked.count - 1 else None
+        return {"choices": [{"index": 0, **text, "finish_reason": finish}]}
+
+    def tell(self, asked: Asked, sent: list[float]) -> None:
+        """Write down what was sent."""
+        if self._log is not None:
+            came = self._clock() - (asyncio.get_running_loop().time() - asked.arrived)
+            line = {"opening": asked.prompt[:_OPENING], "arrived": came, "sent": sent}
+            self._log.write(json.dumps(line) + "\n")
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        arrived = asyncio.get_running_loop().time()
+        method, path, _ = head[0].split(" ", 2)
+        headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:])}
+        body = await reader.readexactly(min(int(headers.get("content-length", "0")), _MAX_BODY))
+        if method == "GET":
+            models = {"object": "list", "data": [{"id": "mock", "object": "model"}]}
+            known = {"/health": {}, "/v1/models": models}
+            return reply(writer, 200 if path in known else 404, known.get(path, {}))
+        if path not in ("/v1/completions", "/v1/chat/completions"):
+            return reply(writer, 404, {"error": {"message": f"no {path}"}})
+        try:
+            request = json.loads(body)
+            count = int(request.get("max_completion_tokens") or request["max_tokens"])
+            prompt = _prompt(request)
+        except (ValueError, KeyError, TypeError) as error:
+            return reply(writer, 400, {"error": {"message": f"bad request: {error!r}"}})
+        chat = path.endswith("chat/completions")
+        return await self.answer(Asked(prompt, count, chat, arrived), reader, writer)
 
 
 def _prompt(request: dict[str, Any]) -> list[Any]:
@@ -177,15 +143,13 @@ def _prompt(request: dict[str, Any]) -> list[Any]:
     return prompt if isinstance(prompt, list) else prompt.split()
 
 
-def _event(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:
+def write_event(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:
+    """Write one event."""
     _chunk(writer, b"data: " + json.dumps(content).encode() + b"\n\n")
 
 
-def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
-    writer.write(b"%x\r\n%b\r\n" % (len(data), data))
-
-
-def _reply(writer: asyncio.StreamWriter, status: int, content: dict[str, Any]) -> bool:
+def reply(writer: asyncio.StreamWriter, status: int, content: dict[str, Any]) -> bool:
+    """Write an answer that is no stream. Returns True, as `Mock.answer` does."""
     body = json.dumps(content).encode()
     reason = {200: "OK", 400: "Bad Request", 404: "Not Found", 503: "Service Unavailable"}[status]
     writer.write(
@@ -194,3 +158,7 @@ def _reply(writer: asyncio.StreamWriter, status: int, content: dict[str, Any]) -
         + body
     )
     return True
+
+
+def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(b"%x\r\n%b\r\n" % (len(data), data))

@@ -14,8 +14,6 @@ import contextlib
 import dataclasses
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 from loadtest.ab.comparison_file import Comparison, Server, Traffic
@@ -26,7 +24,6 @@ from loadtest.ab.staircase import Step, write_staircase
 from loadtest.ab.turns import Turns
 from loadtest.errors import LoadTestError
 from loadtest.report.capacity import Capacity, search
-from loadtest.report.power import Need, read_needs
 from loadtest.report.report import ReportOptions, refuse_twice, write_report
 from loadtest.report.summary import traffic_of
 from loadtest.runs.run import Run, load_run, read_info
@@ -38,76 +35,64 @@ from loadtest.traffic.schedule import fingerprint, write_schedule
 _WARMUP_SEED = 20_250_221
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How much to run, beside what the comparison's file says.
-
-    Attributes:
-        until: repeat until TTFT and TPOT are known within this fraction at the file's rates, at
-            least as often as the file says; None: exactly as often.
-        minutes: start no repeat that would end later than this.
-        part: which part of a measurement in parts this is. Each has schedules of its own.
-        pool: directories of earlier parts, whose runs are in the report, too.
-    """
-
-    until: float | None = None
-    minutes: float | None = None
-    part: int = 1
-    pool: tuple[Path, ...] = ()
-
-
-def run_comparison(comparison: Comparison, out: Path, extent: Extent | None = None) -> Path:
+def run_comparison(
+    comparison: Comparison, out: Path, part: int = 1, pool: Sequence[Path] = ()
+) -> Path:
     """Do all runs, each in its own directory below `out`, and write out/report.html.
 
     What `out` has of the same comparison already is not measured again.
 
+    Args:
+        comparison: what to run.
+        out: directory for it.
+        part: which part of a measurement in parts this is. Each has schedules of its own.
+        pool: directories of earlier parts, whose runs are in the report, too.
+
     Raises LoadTestError if `out` has runs of another comparison, if a pooled part has the same
     schedules, or if a server or a client fails.
     """
-    extent = extent or Extent()
-    earlier = [run for part in extent.pool for run in _runs_of(part)]
+    earlier = [run for directory in pool for run in _runs_of(directory)]
     refuse_twice(earlier)
-    with contextlib.closing(Turns(comparison, extent.part, out)) as turns:
+    with contextlib.closing(Turns(comparison, part, out)) as turns:
         seed = f"stopped {turns.stopped} times" if turns.stopped else ""
-        first = _staircases(comparison, extent.part, 1, out, seed)
-        _refuse_same_schedules(first, earlier, extent.part)
+        first = _staircases(comparison, part, 1, out, seed)
+        _refuse_same_schedules(first, earlier, part)
         (out / "runs").mkdir(exist_ok=True)
         warmup = _warmup(comparison, out)
-        progress = Progress(comparison, extent.until is not None, extent.minutes)
+        progress = Progress(comparison)
         report = out / "report.html"
         try:
-            _measure(comparison, out, extent, first, earlier, warmup, progress, report, turns, seed)
+            _measure(comparison, out, part, first, earlier, warmup, progress, turns, seed)
         except (KeyboardInterrupt, LoadTestError):
             if found := _complete(out):
-                there = [*earlier, *found]
-                write_report(there, report, _options(comparison, there))
+                _report(comparison, [*earlier, *found], report)
                 print(f"stopped; what there is: {report}", flush=True)
             print("to go on: the same command again", flush=True)
             raise
+    _report(comparison, [*earlier, *_complete(out)], report)
     return report
 
 
 def _measure(
     comparison: Comparison,
     out: Path,
-    extent: Extent,
+    part: int,
     first: list[Staircase],
     earlier: Sequence[Path],
     warmup: Path,
     progress: Progress,
-    report: Path,
     turns: Turns,
     seed: str,
 ) -> None:
     runs: list[Path] = []
     with contextlib.ExitStack() as all_of_them:
         started: dict[str, Running] = {}
-        for repeat in count(1):
+        for repeat in range(1, comparison.repeats + 1):
             staircases = first
             if repeat > 1:
-                staircases = _staircases(comparison, extent.part, repeat, out, seed)
-            number = _number(extent.part, repeat)
-            for server, climbed in _turns(comparison, staircases, extent.part + repeat - 2):
+                staircases = _staircases(comparison, part, repeat, out, seed)
+            number = _number(part, repeat)
+            for server, climbed in _turns(comparison, staircases, part + repeat - 2):
                 name = f"{server.label}-{number}"
                 turn = f"{name}-{climbed[0].name}" if comparison.together else name
                 traffics = [staircase.traffic for staircase in climbed]
@@ -134,23 +119,11 @@ def _measure(
                             name,
                             staircase.traffic,
                             before,
-                            (extent.part, repeat),
+                            (part, repeat),
                             out,
                         )
                 turns.end(turn, mine)
                 runs += mine
-            if repeat < comparison.repeats:
-                continue
-            there = [*earlier, *_complete(out)]
-            write_report(there, report, _options(comparison, there))
-            missing = _missing(comparison, report, extent.until) if extent.until else []
-            for need in missing:
-                print(f"  {need}", flush=True)
-            if not missing:
-                break
-            if not progress.has_time(repeat):
-                print("stopped: no time for another repeat; what is missing is above", flush=True)
-                break
 
 
 def _turns(
@@ -207,32 +180,22 @@ def _refuse_same_schedules(
             )
 
 
-def _missing(comparison: Comparison, report: Path, within: float) -> list[Need]:
-    """What is not known yet at the rates of the file. Those of a search get no second test."""
-    fixed = {
-        (_scenario_name(find_scenario(traffic.scenario)), rate)
-        for traffic in comparison.traffic
-        for rate in traffic.rates
-    }
-    found = read_needs(report.with_suffix(".json"), within)
-    return [need for need in found if (need.traffic, need.rate) in fixed]
-
-
 def _number(part: int, repeat: int) -> str:
     return str(repeat) if part == 1 else f"{part}.{repeat}"
 
 
-def _options(comparison: Comparison, runs: Sequence[Path]) -> ReportOptions:
-    """The report's options, without what is of servers that have no run yet."""
+def _report(comparison: Comparison, runs: Sequence[Path], out: Path) -> None:
+    """Write the report, without what is of servers that have no run yet."""
     labels = {read_info(run)["label"] for run in runs}
     against = comparison.baseline if comparison.baseline in labels else None
     ideals = [text for text in comparison.ideal if text.rpartition(":")[0] in labels]
-    return ReportOptions(
+    options = ReportOptions(
         comparison.title,
         against,
         ideal=tuple(ideals if against else ()),
         gpu_price=comparison.gpu_price,
     )
+    write_report(runs, out, options)
 
 
 def _runs_of(part: Path) -> list[Path]:

@@ -32,16 +32,11 @@ def prediction(comparison: Comparison) -> str:
 
 
 class Progress:
-    """Says whose turn it is, and how much time is left.
+    """Says whose turn it is, and how much time is left."""
 
-    With `more`, it may take more repeats than the file says, but none that ends after `minutes`.
-    """
-
-    def __init__(self, comparison: Comparison, more: bool, minutes: float | None) -> None:
+    def __init__(self, comparison: Comparison) -> None:
         parts = len(comparison.traffic) if comparison.together else 1
         self._turns = comparison.repeats * len(comparison.servers) * parts
-        self._more = more
-        self._minutes = minutes
         self._seconds = comparison.seconds
         self._start = time.monotonic()
         self._begun = 0
@@ -57,18 +52,12 @@ class Progress:
         # Before the first turn has ended, only the traffic's own time is known.
         slower = max(spent / self._done, 1.0) if self._done else 1.0
         left = max(self._seconds - self._done, self._current) * slower / 60
-        least = "at least " if self._more else ""
-        print(f"{name}: turn {self._begun} of {least}{self._turns}, ", end="")
-        print(f"{', '.join(traffic.scenario for traffic in traffics)}, ", end="")
-        print(f"{least}{left:.0f} min left", flush=True)
+        what = ", ".join(traffic.scenario for traffic in traffics)
+        turn = f"turn {self._begun} of {self._turns}"
+        print(f"{name}: {turn}, {what}, {left:.0f} min left", flush=True)
 
     def skip(self, name: str, traffics: Sequence[Traffic]) -> None:
         """A turn was measured before."""
         self._begun += 1
         self._seconds -= sum(traffic.seconds for traffic in traffics)
         print(f"{name}: is there already", flush=True)
-
-    def has_time(self, repeat: int) -> bool:
-        """Whether another repeat would end in time."""
-        spent = (time.monotonic() - self._start) / 60
-        return self._minutes is None or spent * (repeat + 1) / repeat <= self._minutes

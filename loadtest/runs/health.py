@@ -67,9 +67,9 @@ class HealthMonitor:
         p50, p99 = late_at_any_moment(self._late, 50), late_at_any_moment(self._late, 99)
         return ProcessHealth(self._process, cpu / wall, p50, p99, float(max(self._late)))
 
-    def late_since(self, count: int) -> list[float]:
-        """The seconds by which sleeps overran, without the first `count` sleeps."""
-        return self._late[count:]
+    def last(self, count: int) -> list[float]:
+        """The seconds by which the last `count` sleeps overran."""
+        return self._late[-count:]
 
     def _watch(self) -> None:
         while not (self._done.is_set() and self._late):

@@ -1,9 +1,8 @@
-"""Arrival times: a renewal process of given burstiness that follows a rate curve.
+"""Arrival times: a renewal process of given burstiness.
 
-Gaps have mean 1 and coefficient of variation `cv` (1 is Poisson, 0 is equal gaps). They are drawn
-in operational time; the cumulative rate maps them to seconds. So the burstiness stays the same when
-the rate changes. The first gap is drawn from the equilibrium (residual life) distribution, so the
-expected count is exactly rate x duration.
+Gaps have mean 1 / rate and coefficient of variation `cv` (1 is Poisson, 0 is equal gaps). The first
+gap is drawn from the equilibrium (residual life) distribution, so the expected count is exactly
+rate x duration.
 """
 
 import math
@@ -19,26 +18,10 @@ _STEADY = 0.01
 
 
 def arrival_times(
-    process: Process,
-    cv: float,
-    rate: float,
-    edges: NDArray[np.float64],
-    factors: NDArray[np.float64],
-    rng: np.random.Generator,
+    process: Process, cv: float, rate: float, duration: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Ascending arrival times in seconds.
-
-    `edges` [n + 1], ascending, in seconds, cuts the run into cells. In cell i the rate is
-    `rate` x `factors[i]` requests per second.
-    """
-    cumulative = np.concatenate(([0.0], np.cumsum(np.diff(edges) * factors) * rate))
-    operational = _renewals(process, cv, cumulative[-1], rng)
-    # side="left" puts an arrival into the cell that reaches it, never into a cell of rate zero.
-    cell = np.searchsorted(cumulative, operational, side="left") - 1
-    cell = np.clip(cell, 0, len(factors) - 1)
-    inside = (operational - cumulative[cell]) / (rate * np.maximum(factors[cell], 1e-300))
-    times: NDArray[np.float64] = edges[cell] + inside
-    return times
+    """Ascending arrival times in seconds, of `rate` requests per second for `duration` seconds."""
+    return _renewals(process, cv, rate * duration, rng) / rate
 
 
 def weibull_shape(cv: float) -> float:

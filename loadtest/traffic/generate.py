@@ -1,6 +1,6 @@
 """Generates the schedule of a scenario. The same scenario gives the same schedule, bit for bit.
 
-Lengths, arrivals, rates, prefixes, sessions and who hangs up draw from separate random streams,
+Lengths, arrivals, prefixes, sessions and who hangs up draw from separate random streams,
 so that a change of the rate does not change the lengths.
 """
 
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from loadtest.errors import LoadTestError
 from loadtest.traffic.arrivals import arrival_times
 from loadtest.traffic.lengths import length_table, sample_lengths
-from loadtest.traffic.rate_curves import rate_cells
 from loadtest.traffic.scenario import Cancelled, FixedLengths, Scenario, SharedPrefixes
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 from loadtest.traffic.turns import Turn, first_turns, with_later_turns
@@ -24,10 +23,9 @@ Lengths = NDArray[np.int64]
 def generate(scenario: Scenario) -> Schedule:
     """The schedule of a scenario. Raises LoadTestError if its duration contains no request."""
     streams = [np.random.default_rng(s) for s in np.random.SeedSequence(scenario.seed).spawn(7)]
-    edges, factors = rate_cells(scenario.curve, scenario.duration, streams[0])
     process = scenario.process
     rate = scenario.rate / (1 if scenario.sessions is None else scenario.sessions.turns)
-    times = arrival_times(process.process, process.cv, rate, edges, factors, streams[1])
+    times = arrival_times(process.process, process.cv, rate, scenario.duration, streams[1])
     if not len(times):
         raise LoadTestError(
             f"{scenario.name}: no request in {scenario.duration} s at {scenario.rate} per second "

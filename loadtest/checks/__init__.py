@@ -1,1 +1,0 @@
-"""Checks of the load test itself: servers of known truth, and what the report says of them."""

@@ -1,0 +1,82 @@
+"""The mock with a fault, which its log tells the truth about.
+
+    python -m tests.loadtest.faulty_server FAULT EVERY LOG TTFT ITL [PORT]
+
+serves on this or a free port of 127.0.0.1 and prints the base URL.
+"""
+
+import asyncio
+import dataclasses
+import sys
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+from loadtest.mock_server import Asked, Mock, Timing, reply, write_event
+
+FaultKind = Literal["none", "refuse", "busy", "hang", "stall", "empty-first", "null-error"]
+STALL = 0.5  # seconds
+
+
+class Faulty(Mock):
+    """The mock that does `fault` to every `every`-th request.
+
+    - refuse: it closes the connection without an answer.
+    - busy: it answers 503.
+    - hang: it never answers.
+    - stall: half a second passes in the middle of the answer.
+    - empty-first: an event without text comes at once, before there is a token.
+    - null-error: each event has `"error": null`, which is no error.
+    """
+
+    def __init__(self, timing: Timing, fault: FaultKind, every: int = 1, *more: Any) -> None:
+        super().__init__(timing, *more)
+        self._fault, self._every = fault, every
+        self._numbers = count()
+
+    async def answer(
+        self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        if next(self._numbers) % self._every != self._every // 2:
+            return await super().answer(asked, reader, writer)
+        if self._fault in ("refuse", "busy", "hang"):
+            self.tell(asked, [])
+            if self._fault == "hang":
+                await reader.read()  # until the client gives up
+            if self._fault == "busy":
+                return reply(writer, 503, {"error": {"message": "busy"}})
+            return False
+        return await super().answer(_Hit(**dataclasses.asdict(asked)), reader, writer)
+
+    def begin(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        super().begin(asked, writer)
+        if self._fault == "empty-first" and isinstance(asked, _Hit):
+            nothing = {"delta": {"content": ""}} if asked.chat else {"text": ""}
+            write_event(writer, {"choices": [{"index": 0, **nothing, "finish_reason": None}]})
+
+    def due(self, asked: Asked, k: int) -> float:
+        stalls = self._fault == "stall" and isinstance(asked, _Hit) and k > asked.count // 2
+        return super().due(asked, k) + STALL * stalls
+
+    def token(self, asked: Asked, k: int) -> dict[str, Any]:
+        more = {"error": None} if self._fault == "null-error" and isinstance(asked, _Hit) else {}
+        return super().token(asked, k) | more
+
+
+class _Hit(Asked):
+    """A request that the fault hits."""
+
+
+async def _main(
+    fault: FaultKind, every: str, log: str, ttft: str, itl: str, port: str = "0"
+) -> None:
+    # Buffered by line, because others read the log while the mock runs.
+    with Path(log).open("w", encoding="utf-8", buffering=1) as file:
+        mock = Faulty(Timing(float(ttft), float(itl)), fault, int(every), file)
+        server = await mock.serve("127.0.0.1", int(port))
+        print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*sys.argv[1:]))  # type: ignore[arg-type]
