@@ -25,7 +25,6 @@ STEPS: dict[str, tuple[Any, str]] = {
 WRITES: dict[str, Callable[[Path], None]] = {
     "text": lambda path: atomic_files.write_text(path, "new"),
     "JSON": lambda path: atomic_files.write_json(path, {"new": 1}),
-    "bytes": lambda path: atomic_files.write_bytes(path, b"new"),
     "tensors": lambda path: atomic_files.write_tensors(path, {"new": torch.zeros(2)}),
 }
 
@@ -48,14 +47,13 @@ def test_a_full_disk_leaves_the_file_as_it_was(
 
 
 def test_a_disk_that_is_full_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(self: Path, contents: bytes) -> int:
-        with self.open("wb") as file:
-            file.write(contents[: len(contents) // 2])
+    def half(self: Path, contents: str, **_: Any) -> int:
+        self.write_bytes(contents[: len(contents) // 2].encode())
         return int(full())
 
-    monkeypatch.setattr(Path, "write_bytes", half)
+    monkeypatch.setattr(Path, "write_text", half)
     with pytest.raises(CheckpointError, match="No space left"):
-        atomic_files.write_bytes(tmp_path / "file", b"0123456789")
+        atomic_files.write_text(tmp_path / "file", "0123456789")
     assert list(tmp_path.iterdir()) == []
 
 

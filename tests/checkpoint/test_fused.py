@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.dense_models import config, weights, write
-from vllm_gac.checkpoint.dense_model import open_dense
-from vllm_gac.checkpoint.open import faults, open_checkpoint
+from vllm_gac.checkpoint.open import faults, open_checkpoint, open_dense
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.import_model import import_model

@@ -23,7 +23,7 @@ from tests.support.model_files import (
     write_index,
     write_model,
 )
-from vllm_gac.checkpoint.headers import INDEX_FILE
+from vllm_gac.checkpoint.locate import INDEX_FILE
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
 

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vllm_gac.checkpoint.headers import TensorInfo, read_headers
+from vllm_gac.checkpoint.locate import locate_weights
 from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
 
@@ -34,7 +35,7 @@ def directory(tmp_path: Path) -> Path:
 def test_tensors_are_what_safetensors_reads(directory: Path) -> None:
     expected = load_file(directory / "model.safetensors")
     with closing(ShardFiles(directory)) as files:
-        for name, info in read_headers(directory).items():
+        for name, info in read_headers(locate_weights(directory)).items():
             found = files.tensor(name, info)
             assert found.dtype == expected[name].dtype
             assert torch.equal(
@@ -45,7 +46,7 @@ def test_tensors_are_what_safetensors_reads(directory: Path) -> None:
 
 
 def test_part_of_a_tensor_can_be_read(directory: Path) -> None:
-    info = read_headers(directory)["i8"]
+    info = read_headers(locate_weights(directory))["i8"]
     with closing(ShardFiles(directory)) as files:
         files.read_into(info, memoryview(part := bytearray(3)), offset=4)
     assert list(part) == [255, 0, 1]

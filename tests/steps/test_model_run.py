@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.model_files import config, write_model
-from vllm_gac.checkpoint.open import INDEX_FILE
+from vllm_gac.checkpoint.locate import INDEX_FILE
 from vllm_gac.errors import CheckpointError
 from vllm_gac.steps.model_run import Output, threads_of
 

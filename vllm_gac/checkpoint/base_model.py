@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.checkpoint.headers import refuse_escape
 from vllm_gac.checkpoint.hub import HUB_ID, cached_id
+from vllm_gac.checkpoint.locate import refuse_escape
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.strict_json import read_bounded
 from vllm_gac.errors import CheckpointError

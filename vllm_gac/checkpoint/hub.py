@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from os import path as os_path
 from pathlib import Path
 
-from vllm_gac.checkpoint import companions
-from vllm_gac.checkpoint.unsupported import CONSOLIDATED
+from vllm_gac.checkpoint.locate import CONSOLIDATED, OTHERS, TOKENIZER
 from vllm_gac.errors import HubError
 from vllm_gac.errors.shown import shown
 
@@ -108,13 +107,13 @@ def _snapshot(hub_id: str, revision: str | None, weights: bool, flag: str) -> Pa
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    needed = ["config.json", *companions.TOKENIZER, *(_WEIGHTS if weights else ())]
+    needed = ["config.json", *TOKENIZER, *(_WEIGHTS if weights else ())]
     with hub_faults(hub_id, "model", revision, flag):
         try:
             found = snapshot_download(
                 hub_id,
                 revision=revision,
-                allow_patterns=[*needed, *companions.OTHERS, "README.md"],
+                allow_patterns=[*needed, *OTHERS, "README.md"],
                 ignore_patterns=[*_NOT_FETCHED],
             )
         except LocalEntryNotFoundError:

@@ -1,12 +1,13 @@
 """Opening a model directory: its config and headers at once, its tensors when they are read.
 
-Only `config.json` and `*.safetensors` are opened; or, without these, `pytorch_model*.bin`.
+Three steps: locate the files (locate.py), read config.json and headers (headers.py), and validate
+them (`checkpoint_of`; `faults` compares the tensors with the layout).
 """
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,17 +15,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tqdm import tqdm
 
-from vllm_gac.checkpoint.dtypes import DTYPES, WEIGHT_DTYPES
-from vllm_gac.checkpoint.finite import is_finite
+from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES
 from vllm_gac.checkpoint.fused import without_fused
-from vllm_gac.checkpoint.headers import INDEX_FILE as INDEX_FILE
 from vllm_gac.checkpoint.headers import TensorInfo as TensorInfo
-from vllm_gac.checkpoint.headers import read_headers, refuse_escape
+from vllm_gac.checkpoint.headers import read_headers
 from vllm_gac.checkpoint.hub import model_directory
+from vllm_gac.checkpoint.locate import locate_config, locate_weights
 from vllm_gac.checkpoint.regular_files import opened
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.tensor_files import ShardFiles
-from vllm_gac.checkpoint.unsupported import not_a_directory, quantized, without_config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
 from vllm_gac.layout.dims import ModelLayout, layout_of
@@ -33,7 +32,17 @@ from vllm_gac.layout.schema import HfConfig, validate
 if TYPE_CHECKING:
     import torch
 
-_MIN_WEIGHT_BYTES = min(DTYPES[name].bytes for name in WEIGHT_DTYPES)
+_QUANTIZERS = {
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "modelopt": "ModelOpt",
+    "mxfp4": "MXFP4",
+    "gguf": "GGUF",
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,8 @@ class Checkpoint:
 
     def is_finite(self, name: str) -> bool:
         """Read a tensor of the files, and say whether it has neither NaN nor infinity."""
-        return is_finite(self.directory, self.tensors[name])
+        with closing(ShardFiles(self.directory)) as files:
+            return files.is_finite(self.tensors[name])
 
     def broken_part(self, name: str) -> str:
         """The file and tensor that cause NaN or infinity in tensor `name` of the layout."""
@@ -141,38 +151,52 @@ def open_checkpoint(directory: str | Path, *, revision: str | None = None) -> Ch
         ...     read("model.norm.weight").shape
         torch.Size([48])
     """
-    directory = model_directory(directory, revision)
-    return checkpoint_of(directory, read_config(directory))
+    return _opened(model_directory(directory, revision))
+
+
+def open_dense(directory: Path) -> Checkpoint:
+    """Open a dense model directory. Raises CheckpointError if it cannot be compressed."""
+    checkpoint = _opened(directory)
+    if checkpoint.config.gac is not None:
+        raise CheckpointError(f"{directory}: is compressed already; start from the dense model")
+    for fault in faults(checkpoint):
+        raise CheckpointError(fault)
+    return checkpoint
+
+
+def _opened(directory: Path) -> Checkpoint:
+    config, weights = locate_config(directory), locate_weights(directory)
+    return checkpoint_of(directory, read_json(config), read_headers(weights))
 
 
 def checkpoint_of(
-    directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None = None
+    directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
 ) -> Checkpoint:
-    """The checkpoint in `directory`, whose config.json is `raw`. Raises as `open_checkpoint`.
+    """The checkpoint of a config.json and the headers of weights in `directory`.
 
-    `tensors` are those of its files; None: of all weights in `directory`.
+    Raises CheckpointError if the config is none of a known family, or a fused tensor is wrong.
     """
     where = str(directory / "config.json")
     config, layout = validate(HfConfig, dict(raw), where), layout_of(raw, where)
-    tensors = read_headers(directory) if tensors is None else tensors
     if config.gac is None and not quantized(raw, directory):
         tensors = without_fused(directory, config.model_type, layout, tensors)
     return Checkpoint(directory, raw, config, layout, tensors)
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    """Parse the config.json of `directory`, without validating it.
-
-    Raises CheckpointError if the directory or the file is missing, or if it is not JSON.
-    """
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory}: {not_a_directory(directory)}")
-    path = directory / "config.json"
-    if not os.path.lexists(path):
-        fault = without_config(directory) or "there is no config.json, so this is no model"
-        raise CheckpointError(f"{directory}: {fault}")
-    refuse_escape(directory, path)
-    return read_json(path)
+def quantized(config: Mapping[str, Any], directory: Path) -> str | None:
+    """An error message for a model with quantized weights, or None; it names what says so."""
+    section, file = config.get("quantization_config"), "config.json: quantization_config"
+    method = section.get("quant_method") if isinstance(section, Mapping) else None
+    if section is None and (directory / "hf_quant_config.json").exists():
+        file, method = "hf_quant_config.json", "modelopt"
+    elif section is None:
+        return None
+    known = _QUANTIZERS.get(method) if isinstance(method, str) else None
+    by = f" by {known}" if known else ""
+    return (
+        f"{directory / file}: this model is quantized{by}, and vllm-gac cannot compress or check "
+        "tensors that a quantizer packed; start from the bf16 model that it was made from"
+    )
 
 
 def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False) -> Iterator[str]:
@@ -181,70 +205,65 @@ def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False)
     With `finite`, read every tensor, and also report NaN and infinity in the stored tensors and in
     what is made from them. With `progress`, show a progress bar if that takes long.
     """
+    if packed := quantized(checkpoint.raw_config, checkpoint.directory):
+        yield packed
+        return
     sound = True
-    for fault in _stored_faults(checkpoint, finite, progress):
+    for fault in _header_faults(checkpoint):
         sound = False
         yield fault
+    if finite:
+        for fault in _not_finite(checkpoint, progress):
+            sound = False
+            yield fault
     if finite and sound:
         yield from checkpoint.faults_of_made()
 
 
-def _stored_faults(checkpoint: Checkpoint, finite: bool, progress: bool) -> Iterator[str]:
-    """The faults of the tensors as they are stored."""
-    directory, found = checkpoint.directory, checkpoint.tensors
-    if packed := quantized(checkpoint.raw_config, directory):
-        yield packed
-        return
-    required = checkpoint.required()
+def _header_faults(checkpoint: Checkpoint) -> Iterator[str]:
+    """The tensors that are missing, of a wrong shape or dtype, or not part of the model."""
+    directory, stored, required = checkpoint.directory, checkpoint.tensors, checkpoint.required()
+    common = None if checkpoint.mixed_dtypes else _common_dtype(checkpoint, required)
     for name, shape in required.items():
-        if name not in found:
+        info = stored.get(name)
+        if info is None:
             yield f"{directory}: {name}: missing, expected shape {list(shape)}"
-        elif not _fits(name, found[name].shape, shape):
-            where = f"{directory / found[name].file}: {name}"
-            yield f"{where}: shape {shown(list(found[name].shape))}, expected {list(shape)}"
-    yield from _dtype_faults(checkpoint, [name for name in required if name in found])
-    hidden = not (finite and progress)
-    for name, info in tqdm(found.items(), "check", unit="tensor", delay=1, disable=hidden):
-        where = f"{directory / info.file}: {shown(name)}"
+            continue
+        allowed: tuple[str, ...] = tuple(WEIGHT_DTYPES)
+        shapes = [shape]
+        if name.endswith(".rope_inv_freq"):  # one for all key heads may be stored once
+            allowed, shapes = ("F32",), [shape, (1, *shape[1:])]
+        elif common is not None:  # norms and biases may be F32
+            is_matrix = len(info.shape) > 1 and not name.endswith("norm.weight")
+            allowed = (common,) if is_matrix else (common, "F32")
+        if info.shape not in shapes:
+            found = shown(list(info.shape))
+            yield f"{directory / info.file}: {name}: shape {found}, expected {list(shape)}"
+        if info.dtype not in allowed:
+            expected = " or ".join(allowed)
+            yield f"{directory / info.file}: {name}: dtype {info.dtype}, expected {expected}"
+    for name, info in stored.items():
         if name not in required and not checkpoint.is_unused(name):
-            yield f"{where}: not part of the model"
-        if finite and not checkpoint.is_finite(name):
-            yield f"{where}: contains NaN or infinity"
+            yield f"{directory / info.file}: {shown(name)}: not part of the model"
 
 
-def _fits(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Whether a shape is as expected; a table that all key heads share may be stored once."""
-    return found == expected or (_is_table(name) and found == (1, *expected[1:]))
-
-
-def _dtype_faults(checkpoint: Checkpoint, names: list[str]) -> Iterator[str]:
-    """All weights must have one of the dtypes we serve; norms and biases may be F32."""
-    stored = Counter(
+def _common_dtype(checkpoint: Checkpoint, names: Mapping[str, Any]) -> str | None:
+    """The dtype of most matrices among `names`; None if none has one that weights may have."""
+    dtypes = Counter(
         info.dtype
         for name in names
-        if (info := checkpoint.tensors[name]).dtype in WEIGHT_DTYPES and _is_matrix(name, info)
+        if (info := checkpoint.tensors.get(name))
+        and info.dtype in WEIGHT_DTYPES
+        and len(info.shape) == 2
+        and not name.endswith("norm.weight")
     )
-    common = stored.most_common(1)[0][0] if stored and not checkpoint.mixed_dtypes else None
-    for name in names:
-        info = checkpoint.tensors[name]
-        if _is_table(name):
-            allowed: tuple[str, ...] = ("F32",)
-        elif common is None:
-            allowed = tuple(WEIGHT_DTYPES)
-        else:
-            allowed = (common,) if len(info.shape) > 1 and not _is_norm(name) else (common, "F32")
-        if info.dtype not in allowed:
-            where = f"{checkpoint.directory / info.file}: {name}"
-            yield f"{where}: dtype {info.dtype}, expected {' or '.join(allowed)}"
+    return dtypes.most_common(1)[0][0] if dtypes else None
 
 
-def _is_matrix(name: str, info: TensorInfo) -> bool:
-    return len(info.shape) == 2 and not _is_norm(name)
-
-
-def _is_norm(name: str) -> bool:
-    return name.endswith("norm.weight")
-
-
-def _is_table(name: str) -> bool:
-    return name.endswith(".rope_inv_freq")
+def _not_finite(checkpoint: Checkpoint, progress: bool) -> Iterator[str]:
+    """The stored tensors that have NaN or infinity."""
+    tensors = checkpoint.tensors.items()
+    with closing(ShardFiles(checkpoint.directory)) as files:
+        for name, info in tqdm(tensors, "check", unit="tensor", delay=1, disable=not progress):
+            if not files.is_finite(info):
+                yield f"{checkpoint.directory / info.file}: {shown(name)}: contains NaN or infinity"

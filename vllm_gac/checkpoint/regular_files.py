@@ -1,4 +1,4 @@
-"""Opening untrusted files: pipes and devices are refused."""
+"""Opening untrusted files: pipes, devices and Git LFS pointers are refused."""
 
 import os
 import stat
@@ -8,6 +8,8 @@ from io import BufferedReader
 from pathlib import Path
 
 from vllm_gac.errors import CheckpointError, GacError
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @contextmanager
@@ -42,13 +44,22 @@ def unchanging(path: Path) -> Iterator[Path]:
 def open_regular(path: Path, error: type[GacError] = CheckpointError) -> int:
     """Open the regular file `path` for reading, and return its descriptor.
 
-    Opening a pipe may block for ever, and reading a device may never end. Raises `error` as
-    `opened`.
+    Opening a pipe may block for ever, and reading a device may never end. A Git LFS pointer stands
+    for a file that was not fetched. Raises `error` as `opened`.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
-            _refuse_special(path, os.fstat(descriptor).st_mode, error)
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISFIFO(mode):
+                raise error(f"{path}: not a regular file but a pipe; save what it delivers")
+            if not stat.S_ISREG(mode):
+                raise error(f"{path}: not a regular file")
+            if os.pread(descriptor, len(_LFS_POINTER), 0) == _LFS_POINTER:
+                raise error(
+                    f"{path}: this is a Git LFS pointer, not the file itself; fetch it with "
+                    "'git lfs pull'"
+                )
         except BaseException:
             os.close(descriptor)
             raise
@@ -57,13 +68,6 @@ def open_regular(path: Path, error: type[GacError] = CheckpointError) -> int:
     except (OSError, ValueError) as e:  # ValueError: a NUL in the path
         raise _unreadable(path, e, error) from e
     return descriptor
-
-
-def _refuse_special(path: Path, mode: int, error: type[GacError]) -> None:
-    if stat.S_ISFIFO(mode):
-        raise error(f"{path}: not a regular file but a pipe; save what it delivers as a file")
-    if not stat.S_ISREG(mode):
-        raise error(f"{path}: not a regular file")
 
 
 def _unreadable(path: Path, e: OSError | ValueError, error: type[GacError]) -> GacError:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vllm_gac.checkpoint.regular_files import opened
-from vllm_gac.checkpoint.unsupported import lfs_pointer
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.errors.shown import shown
 
@@ -28,8 +27,6 @@ def read_json(
     raw = read_bounded(path, error, max_bytes + 1)
     if len(raw) > max_bytes:
         raise error(f"{path}: larger than {max_bytes} bytes, the most JSON that is read")
-    if fault := lfs_pointer(raw):
-        raise error(f"{path}: {fault}")
     return parse_json(raw, str(path), error)
 
 

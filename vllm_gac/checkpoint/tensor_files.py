@@ -1,4 +1,4 @@
-"""Reading tensors from shards whose headers have been read.
+"""Reading tensors from shards whose headers have been read, and finding NaN and infinity in them.
 
 Safetensors are read, not memory-mapped. If a file is truncated meanwhile, reading it is an error,
 while touching a mapping of it, as a state dict has one, kills the process by a signal. A file that
@@ -11,7 +11,9 @@ import os
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import TensorInfo, version_of
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 # One system call reads less than 2 GiB.
 _CHUNK_BYTES = 1 << 24
 _HUGE_PAGE = 1 << 21
+# The exponent bits of each dtype. A number whose exponent bits are all set is infinity or NaN, so
+# that as an integer of the same size, this is the smallest that stands for no finite number.
+_EXPONENT_BITS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
+_PIECE_BYTES = 1 << 20  # stays in a core's cache between the two passes over it
 
 
 class ShardFiles:
@@ -66,6 +72,22 @@ class ShardFiles:
         if info.version is not None and version_of(status) != info.version:
             raise _changed(path)
 
+    def is_finite(self, info: TensorInfo) -> bool:
+        """Whether every value of a BF16, F16 or F32 tensor is finite; True for any other dtype.
+
+        Reads the file in pieces, so that memory stays small. Raises as `read_into`.
+        """
+        if info.dtype not in _EXPONENT_BITS:
+            return True
+        size = math.prod(info.shape) * DTYPES[info.dtype].bytes
+        buffer = np.empty(min(size, _PIECE_BYTES), np.uint8)
+        for offset in range(0, size, _PIECE_BYTES):
+            piece = buffer[: size - offset]
+            self.read_into(info, piece.data, offset)
+            if not all_finite(piece, info.dtype):
+                return False
+        return True
+
     def tensor(self, name: str, info: TensorInfo) -> "torch.Tensor":
         """Read tensor `name` as it is stored. Raises as `read_into`."""
         import torch
@@ -101,6 +123,22 @@ class ShardFiles:
                     raise _changed(path)
             tensor = self._state_dicts[info.file][info.key or ""]
         return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def all_finite(raw: "np.ndarray[Any, np.dtype[np.uint8]]", dtype: str) -> bool:
+    """Whether every value in `raw` [bytes], little-endian BF16, F16 or F32, is finite.
+
+    Read as signed integers, positive infinity and NaN are the largest values; read as unsigned
+    integers, the negative ones are. Two maxima without a copy run at the speed of memory.
+    """
+    least, size = _EXPONENT_BITS[dtype], DTYPES[dtype].bytes
+    sign = 1 << (8 * size - 1)
+    for start in range(0, len(raw), _PIECE_BYTES):
+        signed = raw[start : start + _PIECE_BYTES].view(f"<i{size}")
+        unsigned = signed.view(f"<u{size}")
+        if int(signed.max()) >= least or int(unsigned.max()) >= sign + least:
+            return False
+    return True
 
 
 def _huge_pages(size: int) -> mmap.mmap:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import copy_file, write_json
-from vllm_gac.checkpoint.companions import COMPANIONS
 from vllm_gac.checkpoint.dtypes import DTYPES
-from vllm_gac.checkpoint.headers import refuse_escape
-from vllm_gac.checkpoint.open import INDEX_FILE, Checkpoint, faults
+from vllm_gac.checkpoint.locate import INDEX_FILE, OTHERS, TOKENIZER, refuse_escape
+from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.errors import CheckpointError
 
 # The largest tokenizers have 35 MB, and a model has about ten files beside its weights.
@@ -27,7 +26,7 @@ def companions_of(source: Path) -> list[Path]:
     model, and for files that are too large or too many.
     """
     found: list[Path] = []
-    for pattern in COMPANIONS:
+    for pattern in (*TOKENIZER, *OTHERS):
         for path in islice(source.glob(pattern), _MAX_COMPANIONS + 1):
             if path.is_file():
                 refuse_escape(source, path)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.headers import TensorInfo, read_headers
-from vllm_gac.checkpoint.open import Checkpoint, checkpoint_of, read_config
-from vllm_gac.checkpoint.unsupported import quantized
+from vllm_gac.checkpoint.locate import locate_config, locate_weights
+from vllm_gac.checkpoint.open import Checkpoint, checkpoint_of, quantized
+from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import palu, recognize
 from vllm_gac.importers.imported import Format as Format
@@ -29,29 +30,27 @@ def open_any_format(directory: Path, fits: Fits | None = None) -> tuple[Format, 
     CheckpointError as `open_checkpoint` does, or if no layout has these shapes.
     """
     directory = Path(directory)
-    return read_any_format(directory, read_config(directory), None, fits)
+    config, weights = locate_config(directory), locate_weights(directory)
+    return recognized(directory, read_json(config), read_headers(weights), fits)
 
 
-def read_any_format(
+def recognized(
     directory: Path,
     raw: Mapping[str, Any],
-    tensors: Mapping[str, TensorInfo] | None,
+    tensors: Mapping[str, TensorInfo],
     fits: Fits | None = None,
 ) -> tuple[Format, Checkpoint]:
-    """The same of a config.json and `tensors` in `directory`; None: those of all its weights."""
-    if importer := recognize(raw):
+    """The same of a config.json and of the headers of weights in `directory`."""
+    if importer := recognize(raw, tensors):
         if importer is palu.read:
             importer = partial(palu.read, fits=fits)
-        written = importer(directory, raw, read_headers(directory) if tensors is None else tensors)
+        written = importer(directory, raw, tensors)
         return written.format, written
     checkpoint = checkpoint_of(directory, raw, tensors)
-    if checkpoint.config.gac is None and (packed := quantized(raw, directory)):
-        raise CheckpointError(packed)
-    if importer := recognize(raw, checkpoint.tensors):
-        written = importer(directory, raw, checkpoint.tensors)
-        return written.format, written
     if checkpoint.config.gac is not None:
         return "gac", checkpoint
+    if packed := quantized(raw, directory):
+        raise CheckpointError(packed)
     expected, found = checkpoint.layout.tensors(), checkpoint.tensors
     if checkpoint.layout.experts:  # `faults` reports shapes that differ
         return "dense", checkpoint

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from vllm_gac.checkpoint.headers import read_shard, state_dict_files
-from vllm_gac.checkpoint.open import Checkpoint, read_config
-from vllm_gac.checkpoint.unsupported import not_a_directory
+from vllm_gac.checkpoint.headers import read_headers
+from vllm_gac.checkpoint.locate import Weights, locate_config, not_a_directory, state_dict_files
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Imported, Source
-from vllm_gac.importers.open_any import open_any_format, read_any_format
+from vllm_gac.importers.open_any import open_any_format, recognized
 
 
 def open_source(source: Path, base: Path | None) -> Checkpoint:
@@ -27,8 +28,9 @@ def open_source(source: Path, base: Path | None) -> Checkpoint:
         raise CheckpointError(f"{source}: one file of a model; give the directory that it is in")
     one_file = source.is_file() and source.suffix != ".gguf"
     if one_file and source.name not in state_dict_files(source.parent):
-        raw = read_config(_with_config(source, base))
-        _, model = read_any_format(source.parent, raw, read_shard(source.parent, source.name))
+        raw = read_json(locate_config(_with_config(source, base)))
+        headers = read_headers(Weights(source.parent, (source.name,)))
+        _, model = recognized(source.parent, raw, headers)
     else:
         _, model = open_any_format(source.parent if one_file else source)
     pickled = any(info.key is not None for info in model.tensors.values())

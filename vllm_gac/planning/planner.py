@@ -8,9 +8,8 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.hub import model_directory
-from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.open import Checkpoint, open_dense
 from vllm_gac.compression.statistics_file import check_methods, check_stats
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch
 
-from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.hub import model_directory
-from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.open import Checkpoint, open_dense
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.measured import (

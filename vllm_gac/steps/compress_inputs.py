@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac import demo
-from vllm_gac.checkpoint.dense_model import open_dense
-from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.open import Checkpoint, open_dense
 from vllm_gac.checkpoint.writer import companions_of, fingerprint, size_and_time
 from vllm_gac.compression.measured import covariances_for, metrics_for
 from vllm_gac.compression.statistics_file import check_stats

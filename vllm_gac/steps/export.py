@@ -17,8 +17,7 @@ import torch
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
-from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.unsupported import quantized
+from vllm_gac.checkpoint.open import Checkpoint, quantized
 from vllm_gac.checkpoint.writer import copy_companions, fingerprint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from vllm_gac.checkpoint.dense_model import open_dense
-from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.open import Checkpoint, open_dense
 from vllm_gac.checkpoint.writer import fingerprint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vllm_gac.checkpoint.headers import refuse_escape
+from vllm_gac.checkpoint.locate import refuse_escape
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown

@@ -28,8 +28,8 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from vllm_gac.alignment.zero_padding import padded_tensors
 from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, stored_dtype
-from vllm_gac.checkpoint.finite import all_finite
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader
+from vllm_gac.checkpoint.tensor_files import all_finite
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.names import LOAD_FORMAT
 from vllm_gac.layout.schema import HfConfig, validate

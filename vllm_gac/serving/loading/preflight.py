@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.fused import without_fused
-from vllm_gac.checkpoint.headers import read_headers, state_dict_files
-from vllm_gac.checkpoint.open import Checkpoint, faults
-from vllm_gac.checkpoint.unsupported import quantized, without_weights
+from vllm_gac.checkpoint.headers import read_headers
+from vllm_gac.checkpoint.locate import locate_weights, state_dict_files, without_weights
+from vllm_gac.checkpoint.open import Checkpoint, faults, quantized
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Format, Imported
 from vllm_gac.importers.open_any import open_any_format
@@ -71,8 +71,9 @@ def preflight(
     """
     if raw_config is not None and not (directory / "config.json").exists():
         config = validate(HfConfig, dict(raw_config), "config.json")
-        headers = without_fused(directory, config.model_type, layout, read_headers(directory))
-        checkpoint = Checkpoint(directory, raw_config, config, layout, headers)
+        headers = read_headers(locate_weights(directory))
+        tensors = without_fused(directory, config.model_type, layout, headers)
+        checkpoint = Checkpoint(directory, raw_config, config, layout, tensors)
     else:
         _, checkpoint = open_to_serve(directory)
     if isinstance(checkpoint, Imported) and not checkpoint.is_stored_as_served:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_gac.checkpoint.headers import TensorInfo, read_headers
+from vllm_gac.checkpoint.locate import locate_weights
 from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
@@ -55,7 +56,7 @@ def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str
             f"{directory}: is quantized, and has experts, whose scales are not checked; leave "
             "--load-format out"
         )
-    tensors = read_headers(directory)
+    tensors = read_headers(locate_weights(directory))
     if any(_module(name).endswith((".qkv_proj", ".gate_up_proj")) for name in tensors):
         raise CheckpointError(
             f"{directory}: is quantized, and q, k and v are one tensor, whose scales are not "

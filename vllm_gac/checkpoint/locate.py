@@ -1,0 +1,195 @@
+"""Where the files of a model directory are: the first of the three steps of opening it.
+
+The weights are the files that vLLM's loader would read: those in the index, or without an index
+every `*.safetensors`. A directory without any may have state dicts, pytorch_model*.bin. For a
+directory that is no such model, the error says what it is.
+"""
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.shown import shown
+
+INDEX_FILE = "model.safetensors.index.json"
+_STATE_DICT_INDEX = "pytorch_model.bin.index.json"
+# Mistral's own files begin with it. Their tensors have other names, and are often beside the same
+# weights in Hugging Face's files.
+CONSOLIDATED = "consolidated"
+# Any of these may be what a model's tokenizer is made of.
+TOKENIZER = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tekken.json",
+)
+# Defaults of generation, the chat template, and what a licence wants to be passed on.
+OTHERS = (
+    "generation_config.json",
+    "chat_template*",
+    "LICENSE*",
+    "LICENCE*",
+    "NOTICE*",
+    "USE_POLICY*",
+)
+MAX_SHARDS = 1024
+_GGUF = (
+    "a GGUF file, which vllm-gac does not read; start from the safetensors model that it was made "
+    "from, in bf16"
+)
+_ADAPTER = (
+    "this is a LoRA adapter, not a model; merge it into its base model (in PEFT: "
+    "merge_and_unload, then save_pretrained), or serve it beside that one with --lora-modules"
+)
+_MISTRALS_OWN = (
+    "this model has Mistral's own layout (consolidated*.safetensors, params.json), whose tensors "
+    "have other names; take it in the format of Hugging Face (config.json, model*.safetensors), "
+    "which is usually in the same repository"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The files with the weights of a model.
+
+    Attributes:
+        directory: Where they are.
+        files: Their names, sorted.
+        index: The index of them; None if there is none.
+        listed: The file of each tensor, as the index has it; empty without an index.
+    """
+
+    directory: Path
+    files: tuple[str, ...]
+    index: Path | None = None
+    listed: Mapping[str, str] = field(default_factory=dict)
+
+
+def locate_config(directory: Path) -> Path:
+    """The config.json of a model. Raises CheckpointError if `directory` is no model directory."""
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: {not_a_directory(directory)}")
+    path = directory / "config.json"
+    if not os.path.lexists(path):
+        raise CheckpointError(f"{directory}: {_without_config(directory)}")
+    refuse_escape(directory, path)
+    return path
+
+
+def locate_weights(directory: Path) -> Weights:
+    """The files with the weights of a model.
+
+    Raises CheckpointError if there are none, if one is a link out of the directory, or if the index
+    names a file elsewhere.
+    """
+    names = sorted(path.name for path in directory.glob("*"))
+    index, suffix = directory / INDEX_FILE, ".safetensors"
+    files = [n for n in names if n.endswith(suffix) and not n.startswith(CONSOLIDATED)]
+    if not any(suffix in name for name in names) and (found := state_dict_files(directory)):
+        index, suffix, files = directory / _STATE_DICT_INDEX, ".bin", found
+    listed: Mapping[str, str] = {}
+    if index.name in names:
+        refuse_escape(directory, index)
+        listed = _listed(index, suffix)
+        files = sorted(set(listed.values()))
+    if len(files) > MAX_SHARDS:
+        raise CheckpointError(f"{directory}: more than {MAX_SHARDS} shards, the most that are read")
+    if not set(files) - {"adapter_model.safetensors"}:
+        raise CheckpointError(f"{directory}: {without_weights(directory)}")
+    for file in files:
+        refuse_escape(directory, directory / file)
+    return Weights(directory, tuple(files), index if listed else None, listed)
+
+
+def state_dict_files(directory: Path) -> list[str]:
+    """The names of the state dicts in `directory` as transformers names them, sorted."""
+    return sorted(path.name for path in directory.glob("pytorch_model*.bin"))
+
+
+def refuse_escape(directory: Path, path: Path) -> None:
+    """Raise CheckpointError if `path` is a link out of `directory`.
+
+    The blobs of a Hugging Face cache count as inside: all files of its snapshots are links to
+    blobs, and so are the files that older versions of `hf download --local-dir` wrote.
+    """
+    target, root = Path(os.path.realpath(path)), Path(os.path.realpath(directory))
+    if target.is_relative_to(root):
+        return
+    if target.parent.name == "blobs" and target.parent.parent.name.startswith("models--"):
+        return
+    raise CheckpointError(
+        f"{path}: links to {target}, outside the model directory; to use what it links to, copy "
+        f"the files themselves: cp -rL {shlex.quote(str(directory))} COPY"
+    )
+
+
+def not_a_directory(path: Path) -> str:
+    """What `path` is, where a model directory is expected."""
+    if path.suffix == ".gguf" and path.is_file():
+        return f"this is {_GGUF}"
+    if path.is_file():
+        return "this is a file, not a directory; give the model directory that it is in"
+    what = "this is not a directory" if path.exists() else "there is no such directory"
+    return f"{what}; give a model directory, or a model on the Hub as ORGANIZATION/NAME"
+
+
+def without_weights(directory: Path) -> str:
+    """What `directory` is, if it has no weights in a format that we read."""
+    return _not_ours(directory) or (
+        "there are no *.safetensors files and no pytorch_model*.bin; 'vllm-gac import FILE OUT' "
+        "takes a state dict of another name (.pt, .pth, .bin)"
+    )
+
+
+def _without_config(directory: Path) -> str:
+    """What `directory` is, if it has no config.json."""
+    if (found := _not_ours(directory)) is not None:
+        return found
+    if (directory / "params.json").exists():
+        return (
+            "there is a params.json but no config.json, so this model has its makers' own layout, "
+            "whose tensors have other names; take it in the format of Hugging Face"
+        )
+    if (directory / "snapshots").is_dir():
+        return (
+            "this is a folder of the Hub's cache, not a model; give the directory of a revision, "
+            "which is in its folder snapshots"
+        )
+    return "there is no config.json, so this is no model"
+
+
+def _not_ours(directory: Path) -> str | None:
+    """What kind of model `directory` holds, if it is one that we do not read."""
+    if (directory / "adapter_config.json").exists():
+        return _ADAPTER
+    if any(directory.glob("*.gguf")):
+        return f"this directory holds {_GGUF}"
+    if any(directory.glob(f"{CONSOLIDATED}*.safetensors")):
+        return _MISTRALS_OWN
+    return None
+
+
+def _listed(index: Path, suffix: str) -> dict[str, str]:
+    """The file of each tensor in an index; the files' names must end in `suffix`."""
+    listed = read_json(index).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise CheckpointError(f"{index}: weight_map is missing, empty or not an object")
+    for name, file in listed.items():
+        if (
+            not isinstance(file, str)
+            or not file.endswith(suffix)
+            or not file.isprintable()
+            or "/" in file
+            or "\\" in file
+        ):
+            raise CheckpointError(
+                f"{index}: {shown(name)}: {shown(repr(file))} is not the name of a {suffix} "
+                "file in the model directory; move the file there, and say so in the index"
+            )
+    return listed
