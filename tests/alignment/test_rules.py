@@ -102,7 +102,7 @@ def test_the_predefined_heads_are_the_candidates_of_their_range() -> None:
 
 @pytest.mark.parametrize("dim", [0, -8])
 def test_a_dim_below_one_is_refused(dim: int) -> None:
-    with pytest.raises(PlanError, match="at least 1"):
+    with pytest.raises(PlanError, match=str(dim)):
         align(dim, "minimal")
 
 
@@ -110,7 +110,7 @@ def test_a_dim_below_one_is_refused(dim: int) -> None:
 def test_an_unknown_strategy_or_role_is_refused_with_the_known_ones(
     strategy: Any, role: Any
 ) -> None:
-    with pytest.raises(PlanError, match=r"expected (none, minimal|head, rank)"):
+    with pytest.raises(PlanError, match=r"none, minimal|head, rank"):
         align(8, strategy, role)
 
 
@@ -231,29 +231,28 @@ def test_a_shipped_profile_is_complete(name: str) -> None:
 
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ProfileError, match=r"no profile of GPU 'b200': there are .*h200"):
+    with pytest.raises(ProfileError, match=r"b200.*h200"):
         align(64, "measured", gpu="b200")
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "key"),
     [
-        ({"version": 3}, "versions 1 to 2"),
+        ({"version": 3}, "version"),
         ({"noise": "0.02"}, "noise"),
-        ({"gemm": [gemm("n", 1, {8: 0.0})]}, "must be between 1e-06 and"),
-        ({"gemm": [gemm("n", 1, {16: 1.0, 8: 1.0})]}, "dims must rise"),
-        ({"gemm": [gemm("n", 1, {8: 1.0}) | {"microseconds": [1.0, 2.0]}]}, "2 times for 1 dims"),
+        ({"gemm": [gemm("n", 1, {8: 0.0})]}, "microseconds"),
+        ({"gemm": [gemm("n", 1, {16: 1.0, 8: 1.0})]}, "gemm"),
+        ({"gemm": [gemm("n", 1, {8: 1.0}) | {"microseconds": [1.0, 2.0]}]}, "gemm"),
         ({"comment": "?"}, "comment"),
     ],
 )
 def test_a_malformed_profile_is_refused_naming_it(
-    changes: dict[str, Any], message: str, tmp_path: Path
+    changes: dict[str, Any], key: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ProfileError, match=message) as refused:
+    with pytest.raises(ProfileError, match=f"{tmp_path}.*{key}"):
         align(64, "measured", gpu=profile(tmp_path, **changes))
-    assert str(tmp_path) in str(refused.value)
 
 
 def test_a_missing_profile_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match=r"none\.json: cannot be read"):
+    with pytest.raises(ProfileError, match=r"none\.json"):
         align(64, "measured", gpu=str(tmp_path / "none.json"))

@@ -68,11 +68,3 @@ def test_help_of_compress_begins_with_what_most_need_and_ends_with_what_papers_d
         "--held-out",
     ]
     assert last == ["--objective", "--sensitivity", "--whitening", "--prune-criterion"]
-
-
-def test_each_verb_tells_its_own_default_of_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in ("calibrate", "compress"):
-        said = " ".join(help_of(capsys, verb).split())
-        assert "at most N tokens, in whole sequences, one at least; default: 65536, or 16" in said
-    said = " ".join(help_of(capsys, "evaluate").split())
-    assert "use at most N tokens; default: all" in said

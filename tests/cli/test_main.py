@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -42,70 +41,51 @@ def test_every_verb_explains_itself_and_has_json(
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("args", "named"),
     [
-        ([], "required: VERB"),
-        (["profiles"], "invalid choice: 'profiles'"),
-        (["align"], "required: DIM"),
-        (["align", "0"], "0: must be at least 1"),
-        (["align", "1.5"], "'1.5' is not a number"),
-        (["align", "8", "--strategy", "best"], "invalid choice: 'best'"),
-        (["align", "8", "--gpu", "h200"], "--gpu has no effect without --strategy measured"),
-        (["align", "8", "--heads", "2"], "--heads has no effect without --quantization"),
-        (["align", "8", "--tp", "2"], "--tensor-parallel-size has no effect without --role width"),
-        (["inspect", ""], "'' is not a path"),
-        (["inspect", "hf://o/m"], "hf://o/m is an address, not a path; a model on the Hub is ORGA"),
-        (["compress", "m", "--out", "s3://b/m"], "argument --out: s3://b/m is an address, not a p"),
-        (["evaluate", "m", "--text", "https://h/a.txt"], "--text: https://h/a.txt is an address"),
-        (
-            ["plan", "m", "--gpu", "h200"],
-            "give --max-loss, --param-ratio, --kv-ratio, a --latency or --like",
-        ),
-        (["plan", "m", "--max-loss", "1"], "1: must be above 0 and below 100 %; 1% is 0.01"),
-        (["plan", "m", "--param-ratio", "0"], "0: must be above 0 and at most 1"),
-        (["plan", "m", "--kv-ratio", "nan"], "nan: must be above 0 and at most 1"),
-        (["plan", "m", "--method", "heads,magic"], "'magic': choose from heads, prune, lowrank"),
-        (["compress", "m", "--param-ratio", "0.8"], "required: --out"),
-        (
-            ["compress", "m", "--out", "o"],
-            "give --max-loss, --param-ratio, --kv-ratio, a --latency or a --plan",
-        ),
-        (
-            ["compress", "m", "--out", "o", "--plan", "p", "--kv-ratio", "1"],
-            "--kv-ratio has no effect with --plan",
-        ),
-        (
-            ["compress", "m", "--out", "o", "--plan", "p", "--method", "prune"],
-            "--method has no effect with --plan",
-        ),
-        (
-            ["compress", "m", "--out", "o", "--stats", "s", "--calibration", "c"],
-            "argument --calibration: not allowed with argument --stats",
-        ),
-        (
-            [*_HEAL, "--temperature", "1000"],
-            "--temperature 1000.0: expected a number from 0.01 to 100",
-        ),
-        ([*_HEAL, "--hidden-weight", "0"], "argument --hidden-weight: 0: must be above 0"),
-        (["evaluate", "d"], "required: --text"),
+        ([], "VERB"),
+        (["profiles"], "'profiles'"),
+        (["align"], "DIM"),
+        (["align", "0"], "DIM: 0"),
+        (["align", "1.5"], "'1.5'"),
+        (["align", "8", "--strategy", "best"], "--strategy: invalid choice: 'best'"),
+        (["align", "8", "--gpu", "h200"], "--gpu"),
+        (["align", "8", "--heads", "2"], "--heads"),
+        (["align", "8", "--tp", "2"], "--tensor-parallel-size"),
+        (["inspect", ""], "''"),
+        (["inspect", "hf://o/m"], "hf://o/m"),
+        (["compress", "m", "--out", "s3://b/m"], "--out: s3://b/m"),
+        (["evaluate", "m", "--text", "https://h/a.txt"], "--text: https://h/a.txt"),
+        (["plan", "m", "--gpu", "h200"], "--param-ratio, --kv-ratio"),
+        (["plan", "m", "--max-loss", "1"], "--max-loss: 1"),
+        (["plan", "m", "--param-ratio", "0"], "--param-ratio: 0"),
+        (["plan", "m", "--kv-ratio", "nan"], "--kv-ratio: nan"),
+        (["plan", "m", "--method", "heads,magic"], "--method: 'magic'"),
+        (["compress", "m", "--param-ratio", "0.8"], "--out"),
+        (["compress", "m", "--out", "o"], "--param-ratio, --kv-ratio"),
+        (["compress", "m", "--out", "o", "--plan", "p", "--kv-ratio", "1"], "--kv-ratio"),
+        (["compress", "m", "--out", "o", "--plan", "p", "--method", "prune"], "--method"),
+        (["compress", "m", "--out", "o", "--stats", "s", "--calibration", "c"], "--calibration"),
+        ([*_HEAL, "--temperature", "1000"], "--temperature 1000.0"),
+        ([*_HEAL, "--hidden-weight", "0"], "--hidden-weight: 0"),
+        (["evaluate", "d"], "--text"),
         (["repair", "d", "--out", "o", "--overwrite"], "--overwrite"),
-        (["evaluate", "d", "--text", "t", "--device", "tpu"], "'tpu': choose cpu, cuda or cuda:N"),
-        (["evaluate", "d", "--text", "t", "--max-tokens", "-1"], "-1: must be at least 1"),
+        (["evaluate", "d", "--text", "t", "--device", "tpu"], "--device: 'tpu'"),
+        (["evaluate", "d", "--text", "t", "--max-tokens", "-1"], "--max-tokens: -1"),
     ],
 )
-def test_wrong_usage_exits_with_2_and_says_why(
-    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_usage_exits_with_2_and_names_what_is_wrong(
+    args: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in usage(capsys, *args)
+    assert named in usage(capsys, *args)
 
 
 def test_an_unknown_option_is_answered_by_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["inspect", "m", "--al\x1b[2J"])
-    assert capsys.readouterr().err == (
-        "vllm-gac inspect: error: unrecognized arguments: --al\\x1b[2J\n"
-        "See 'vllm-gac inspect --help'.\n"
-    )
+    said = capsys.readouterr().err
+    assert said.startswith("vllm-gac inspect: error: ")
+    assert r"--al\x1b[2J" in said
 
 
 def test_only_verbs_that_compute_import_torch(tmp_path: Path) -> None:
@@ -131,17 +111,16 @@ def test_a_verb_that_needs_torch_says_how_to_get_it(tmp_path: Path) -> None:
     code = f"import sys; sys.modules['torch'] = None\n{RUN}"
     done = command("evaluate", tmp_path, "--text", tmp_path / "text", code=code)
     assert done.returncode == 1
-    assert done.stderr == (
-        "vllm-gac: error: 'evaluate' needs torch, which is not installed: "
-        "install vllm-gac with its extra 'serve' for CUDA, or 'cpu'\n"
-    )
+    (said,) = done.stderr.splitlines()
+    assert "'evaluate' needs torch" in said
 
 
 def test_a_gpu_that_is_not_there_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = error(capsys, "evaluate", tmp_path, "--text", "t", "--device", "cuda:99")
-    assert re.fullmatch(r"--device cuda:99: PyTorch \S+ sees \d+ CUDA devices", said)
+    assert "--device cuda:99: " in error(
+        capsys, "evaluate", tmp_path, "--text", "t", "--device", "cuda:99"
+    )
 
 
 def test_an_interrupt_is_one_line_and_130(
@@ -176,11 +155,11 @@ def test_names_cannot_break_the_line_or_steer_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evil = tmp_path / "a\nb\x1b[2Jc"
-    assert r"a\nb\x1b[2Jc: there is no such directory" in error(capsys, "inspect", evil)
+    assert r"a\nb\x1b[2Jc: " in error(capsys, "inspect", evil)
     write_model(evil, config(), lambda t: t.update({"x\r\u202e": ("BF16", (1,))}))
     assert main(["verify", str(evil)]) == 1
     (fault,) = capsys.readouterr().out.splitlines()
-    assert r"x\r\u202e: not part of the model" in fault
+    assert r"x\r\u202e: " in fault
 
 
 # ---- align -----------------------------------------------------------------------------------
@@ -256,19 +235,13 @@ def test_solve_two_budgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_solve_an_infeasible_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = error(capsys, "solve", problem_file(tmp_path, budget=191), "--json")
-    assert said.startswith(
-        "infeasible: cost <= 191 cannot be met: the smallest feasible cost is 192"
-    )
+    assert "192" in error(capsys, "solve", problem_file(tmp_path, budget=191), "--json")
 
 
 def test_solve_a_malformed_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = problem_file(tmp_path, budget="300")
-    assert error(capsys, "solve", path) == (
-        f"{path}: budget: Input should be a valid integer, got '300'"
-    )
-    missing = tmp_path / "none.json"
-    assert "none.json: cannot be read (No such file" in error(capsys, "solve", missing)
+    assert error(capsys, "solve", path).startswith(f"{path}: budget: ")
+    assert "none.json: " in error(capsys, "solve", tmp_path / "none.json")
 
 
 def test_solve_shows_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,10 +330,9 @@ def test_verify_names_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
     assert main(["verify", str(tmp_path)]) == 1
     out, err = capsys.readouterr()
-    assert out.splitlines() == [
-        f"{tmp_path}: model.norm.weight: missing, expected shape [32]",
-        f"{tmp_path / 'model.safetensors'}: lm_head.weight: contains NaN or infinity",
-    ]
+    missing, nan = out.splitlines()
+    assert missing.startswith(f"{tmp_path}: model.norm.weight: ")
+    assert nan.startswith(f"{tmp_path / 'model.safetensors'}: lm_head.weight: ")
     assert without_bars(err) == ""
     assert main(["verify", str(tmp_path), "--json"]) == 1
     assert len(json.loads(capsys.readouterr().out)["faults"]) == 2
@@ -368,4 +340,4 @@ def test_verify_names_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_verify_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path)]) == 1
-    assert capsys.readouterr().out == f"{tmp_path}: there is no config.json, so this is no model\n"
+    assert capsys.readouterr().out.startswith(f"{tmp_path}: ")

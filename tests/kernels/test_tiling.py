@@ -100,13 +100,13 @@ def test_two_programs_with_fp8_latents_share_a_multiprocessor(
 def test_latents_that_only_a_large_gpu_holds_are_refused_elsewhere() -> None:
     geometry = CacheGeometry(32, 128, 4, 256, 4, 256)
     assert tiling_of(geometry, 1, 2, 2, HOPPER).programs_per_multiprocessor == 1
-    with pytest.raises(GacError, match=r"take 128 KB of shared memory, .* the GPU's 99 KB; serve "):
+    with pytest.raises(GacError, match=r"128 KB.*99 KB"):
         tiling_of(geometry, 1, 2, 2, ADA)
 
 
 def test_rows_that_no_gpu_holds_a_tile_of_are_refused() -> None:
     rows = CacheGeometry(64, 256, 32, 256, 4, 256)
-    with pytest.raises(GacError, match=r"rows of 2304 numbers: .* needs .* KB .* 99 KB is what"):
+    with pytest.raises(GacError, match=r"2304.*99 KB"):
         tiling_of(rows, 8, 2, 0, ADA)
 
 
@@ -118,7 +118,7 @@ def test_a_cache_in_bf16_does_not_need_room_for_one_in_fp8(monkeypatch: pytest.M
     # In fp8 these latents are read in larger pieces, which a GPU of 99 KB cannot hold.
     heads = CacheGeometry(16, 128, 4, 112, 2, 80)
     assert tiling_of(heads, 8, 2, 1, ADA)
-    with pytest.raises(GacError, match="the GPU's 99 KB"):
+    with pytest.raises(GacError, match="99 KB"):
         tiling_of(heads, 8, 1, 1, ADA)
     monkeypatch.setattr("vllm_gac.kernels.decode.launch.capability_of", lambda device: ADA)
     latent = LatentKeys(torch.empty(4, 128, 112), torch.empty(1, 64))

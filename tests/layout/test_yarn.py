@@ -81,22 +81,22 @@ def test_scores_are_multiplied_by_the_square_of_the_magnitude() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "key"),
     [
-        ({"original_max_position_embeddings": None}, "needs original_max_position_embeddings"),
-        ({"factor": None}, "yarn RoPE needs factor"),
-        ({"factor": 0.5}, "factor: must be between 1"),
-        ({"rope_theta": 1.0}, "rope_theta: must be above 1 for yarn RoPE"),
-        ({"beta_slow": 0}, "beta_slow: must be between"),
-        ({"attention_factor": 0.0}, "attention_factor: must be between"),
-        ({"attention_factor": float("inf")}, "attention_factor: must be between"),
-        ({"truncate": 1}, "truncate: "),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: "),
-        ({"rope_type": "deepseek_yarn"}, "rope_type: "),
-        ({"rope_type": "longrope"}, "rope_type: "),
+        ({"original_max_position_embeddings": None}, "original_max_position_embeddings"),
+        ({"factor": None}, "factor"),
+        ({"factor": 0.5}, "factor"),
+        ({"rope_theta": 1.0}, "rope_theta"),
+        ({"beta_slow": 0}, "beta_slow"),
+        ({"attention_factor": 0.0}, "attention_factor"),
+        ({"attention_factor": float("inf")}, "attention_factor"),
+        ({"truncate": 1}, "truncate"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_type": "deepseek_yarn"}, "rope_type"),
+        ({"rope_type": "longrope"}, "rope_type"),
     ],
 )
-def test_what_cannot_be_served_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message) as refused:
+def test_what_cannot_be_served_is_refused(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(CheckpointError, match=key) as refused:
         layout_of(config(rope_parameters=YARN_ROPE | changes))
     assert "\n" not in str(refused.value)

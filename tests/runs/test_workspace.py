@@ -158,14 +158,14 @@ def test_no_command_touches_it(command: str, exists: bool, out: Path) -> None:
     kept = a_file(out.with_name("out.partial"))
     if exists:
         out.mkdir()
-    with pytest.raises(CheckpointError, match=r"thesis\.txt|out: exists"):
+    with pytest.raises(CheckpointError, match="out"):
         COMMANDS[command](model, text, out, resume=True)
     assert kept.read_text() == "years"
 
 
 def test_work_of_another_command_is_not_continued(out: Path) -> None:
     interrupt(out)
-    with pytest.raises(CheckpointError, match="import, not of repair"):
+    with pytest.raises(CheckpointError, match=r"import.*repair"):
         run(out, command="repair", resume=True)
     run(out, resume=True)
     assert {path.name for path in out.iterdir()} == {SHARD}
@@ -181,7 +181,7 @@ def test_a_run_killed_in_its_last_moment_leaves_nothing_for_good(out: Path) -> N
     run(out)
     for resume in (False, True):
         out.with_name("out.partial").mkdir()
-        with pytest.raises(DiskError, match="out: exists"):
+        with pytest.raises(DiskError, match=f"{out}: "):
             run(out, resume=resume)
         assert [path.name for path in out.parent.iterdir()] == ["out"]
 
@@ -217,7 +217,7 @@ def test_an_output_that_appeared_meanwhile_is_not_replaced(out: Path) -> None:
         write_shard(directory)
         out.write_text("theirs")
 
-    with pytest.raises(CheckpointError, match="out: exists"):
+    with pytest.raises(CheckpointError, match=f"{out}: "):
         run(out, meet)
     assert out.read_text() == "theirs"
     out.unlink()
@@ -227,7 +227,7 @@ def test_an_output_that_appeared_meanwhile_is_not_replaced(out: Path) -> None:
 
 def test_a_link_to_nowhere_is_an_output_that_exists(out: Path) -> None:
     out.symlink_to(out.with_name("nowhere"))
-    with pytest.raises(CheckpointError, match="out: exists"):
+    with pytest.raises(CheckpointError, match=f"{out}: "):
         run(out)
 
 
@@ -235,7 +235,7 @@ def test_a_directory_that_another_run_made_is_not_taken_for_ours(out: Path) -> N
     interrupt(out)
     out.mkdir()
     assert not finished_before(out, "import", RUN)
-    with pytest.raises(CheckpointError, match="out: exists"):
+    with pytest.raises(CheckpointError, match=f"{out}: "):
         run(out, resume=True)
 
 
@@ -252,7 +252,7 @@ def test_statistics_that_were_renamed_take_their_leftovers_along(
         with pytest.raises(KeyboardInterrupt):
             calibrate(*given, request, progress=False)
     assert list(tmp_path.glob("stats.partial/hidden-*"))
-    with pytest.raises(CheckpointError, match="stats: exists"):
+    with pytest.raises(CheckpointError, match="stats: "):
         calibrate(*given, request, progress=False)
     assert {path.name for path in tmp_path.iterdir()} == {"dense", "text", "stats"}
 
