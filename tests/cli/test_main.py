@@ -293,6 +293,7 @@ def test_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "aligned_dims",
         "aligned_fraction",
         "expected_loss",
+        "measured",
     ]
     assert main(["inspect", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()

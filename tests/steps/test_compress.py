@@ -1,6 +1,7 @@
 """Compression of whole directories: results, refusals and interruptions."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write, write_text
 from tests.support.hub import files_of
@@ -23,7 +25,8 @@ from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.compress_request import CompressRequest
-from vllm_gac.steps.evaluate import evaluate
+from vllm_gac.steps.evaluate import evaluate, window_losses
+from vllm_gac.steps.inspect import inspect
 
 # Letters, as in the calibration text.
 TOKENS = 64 + torch.arange(80).view(1, 80) ** 2 % 26
@@ -158,6 +161,26 @@ def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_
     assert "a text file" in one.pop("README.md").decode()
     assert "a text file" not in three.pop("README.md").decode()
     assert one == three
+
+
+def test_the_model_is_measured_on_what_was_set_aside(
+    model: Path, text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calibrate(model, [text], tmp_path / "stats", FEW, progress=False)
+    done = compress(model, tmp_path / "out", stats=tmp_path / "stats", progress=False, **RATIOS)
+    assert done.measured is not None
+    held = load_file(tmp_path / "stats")["held"].long()
+    assert done.measured.tokens == held[:, 1:].numel()
+    dense, small = (
+        sum(window_losses(open_checkpoint(of), [held], "cpu", False))
+        for of in (model, tmp_path / "out")
+    )
+    ratio = math.exp((small - dense) / done.measured.tokens)
+    assert done.measured.ratio == pytest.approx(ratio, abs=1e-4)
+    assert done.measured.divergence > 0
+    assert ("tasks" in caplog.text.lower()) == (ratio > 1.05)
+    assert inspect(tmp_path / "out").measured == done.measured
+    assert str(done.measured) in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("form", ["rotary", "latent"])

@@ -39,6 +39,7 @@ def test_a_dense_directory(tmp_path: Path) -> None:
         "aligned_dims": 6,
         "aligned_fraction": 1.0,
         "expected_loss": None,
+        "measured": None,
     }
 
 
@@ -63,6 +64,29 @@ def test_what_the_plan_expected_is_shown(
     raw = gac_config()
     raw["gac"]["source"] = {"expected_loss": written}
     assert inspect(write_model(tmp_path, raw)).expected_loss == shown
+
+
+MEASURED = {
+    "ratio": 1.08,
+    "interval": [1.07, 1.1],
+    "divergence": 0.05,
+    "agreement": 0.9,
+    "tokens": 4088,
+}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"ratio": -1.0}, {"interval": [1.0]}, {"agreement": 2.0}, {"more": 1}, {"tokens": "7"}],
+)
+def test_what_was_measured_is_shown_if_it_is_well_formed(
+    changed: dict[str, object], tmp_path: Path
+) -> None:
+    raw = gac_config()
+    raw["gac"]["source"] = {"measured": MEASURED}
+    assert inspect(write_model(tmp_path / "good", raw)).as_json()["measured"] == MEASURED
+    raw["gac"]["source"] = {"measured": MEASURED | changed}
+    assert inspect(write_model(tmp_path / "bad", raw)).measured is None
 
 
 def width(layer: int, to: int) -> Callable[[Tensors], object]:

@@ -123,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
                 "kv_bytes_per_token": layout.kv_elements * KV_CACHE_BYTES,
                 "dense_kv_bytes_per_token": dense.kv_elements * KV_CACHE_BYTES,
                 "expected_loss": done.plan.expected_loss,
+                "measured": done.measured and done.measured.model_dump(mode="json"),
             }
             | ({"max_loss": reached} if reached else {})
         )
@@ -137,6 +138,8 @@ def run(args: argparse.Namespace) -> int:
             f"Measured:    {described(measured)}, on {measured.tokens:,} tokens of held-out text; "
             f"models tried: {len(reached['tried'])}"
         )
+    if done.measured:
+        print(f"\nMeasured on documents that were set aside: {done.measured}")
     print(f"\n{serve_hint(args.out)}")
     # A model is evaluated on other text than it was calibrated on.
     text = quoted(held_out_text(args.model) or Path("HELD_OUT.txt"))

@@ -5,7 +5,6 @@ import argparse
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import MODEL, Verbs, add_json, add_revision, path
 from vllm_gac.cli.output import print_json
-from vllm_gac.planning.loss_range import perplexity_range
 
 _FORMATS = {
     "gac": "compressed by vllm-gac",
@@ -42,10 +41,9 @@ def run(args: argparse.Namespace) -> int:
     print(f"KV cache    {found.kv_bytes_per_token:,} bytes per token, 16-bit")
     print(f"aligned     {found.aligned_dims} of {found.dims} dims are multiples of 8")
     if found.expected_loss is not None:
-        print(
-            f"planned     to lose {found.expected_loss:.4f} nats per token, on other text "
-            f"{perplexity_range(found.expected_loss)}; vllm-gac evaluate measures it"
-        )
+        print(f"planned     to lose {found.expected_loss:.4f} nats per token")
+    if found.measured is not None:
+        print(f"measured    {found.measured}")
     print()
     print_layers(found.layers)
     return 0

@@ -161,7 +161,7 @@ def write_statistics(
     Raises CheckpointError if the texts are too short, or if another run works there.
     """
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
-    if sequence_length < 2 and (kept.methods or kept.metrics):
+    if sequence_length < 2:
         raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
     width = checkpoint.layout.layers[0].intermediate_size
     wanted = max(_MIN_TOKENS, ENOUGH * width) if max_tokens is None else max_tokens

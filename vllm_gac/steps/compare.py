@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import kl_div
 
 from vllm_gac.checkpoint.hub import model_directory
+from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.arguments import check_count
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.reference_model import head_weights, reference, unembed
@@ -131,12 +132,11 @@ class Baseline:
     # Hidden states, by the length of windows, which may not exceed the other model's context.
     _states: dict[int, list[torch.Tensor]] = field(default_factory=dict, init=False)
 
-    @torch.inference_mode()
     def compare(self, directory: Path) -> Comparison:
         """Compare the model in `directory` with this one. Raises what the function does."""
         directories = (directory, self.directory)
-        checkpoints = tuple(map(checked, directories))
-        contexts = (checkpoint.config.max_position_embeddings for checkpoint in checkpoints)
+        model, other = map(checked, directories)
+        contexts = (each.config.max_position_embeddings for each in (model, other))
         length = min(self.sequence_length, *contexts)
         (tokens, by_text), (others, _) = (
             window_batches(each, self.texts, length=length, max_tokens=self.max_tokens)
@@ -149,22 +149,44 @@ class Baseline:
                 "perplexities are of other tokens and cannot be compared; give --against a model "
                 "with the same tokenizer"
             )
-        model, against = (reference(each, device=self.device) for each in checkpoints)
-        found = last_states(checkpoints[0], model, tokens, self.progress)
         if length not in self._states:
-            self._states[length] = last_states(checkpoints[1], against, tokens, self.progress)
-        heads = []
-        for checkpoint, of in zip(checkpoints, (model, against), strict=True):
-            with checkpoint.reader() as read:
-                heads.append(partial(unembed, of, head_weights(of, read)))
-        windows = [
-            _window(heads[0](mine), heads[1](theirs), window)
-            for batch in zip(tokens, found, self._states[length], strict=True)
-            for window, mine, theirs in zip(
-                batch[0], *(states.to(model.device) for states in batch[1:]), strict=True
-            )
-        ]
-        return _compared(directories, windows, tokens, by_text)
+            against = reference(other, device=self.device)
+            self._states[length] = last_states(other, against, tokens, self.progress)
+        known = self._states[length]
+        return compared(model, other, tokens, by_text, self.device, self.progress, known)
+
+
+@torch.inference_mode()
+def compared(
+    model: Checkpoint,
+    against: Checkpoint,
+    tokens: Sequence[torch.Tensor],
+    by_text: Mapping[str, int],
+    device: str,
+    progress: bool,
+    known: Sequence[torch.Tensor] | None = None,
+) -> Comparison:
+    """Compare two models of one tokenizer on batches of windows [windows, length].
+
+    `by_text` is as of `Comparison`. What leaves the last layer of the other model may be `known`.
+    Raises CheckpointError if a perplexity is not finite.
+    """
+    both = (model, against)
+    references = [reference(each, device=device) for each in both]
+    found = last_states(model, references[0], tokens, progress)
+    known = known or last_states(against, references[1], tokens, progress)
+    heads = []
+    for checkpoint, of in zip(both, references, strict=True):
+        with checkpoint.reader() as read:
+            heads.append(partial(unembed, of, head_weights(of, read)))
+    windows = [
+        _window(heads[0](mine), heads[1](theirs), window)
+        for batch in zip(tokens, found, known, strict=True)
+        for window, mine, theirs in zip(
+            batch[0], *(states.to(references[0].device) for states in batch[1:]), strict=True
+        )
+    ]
+    return _compared((model.directory, against.directory), windows, tokens, by_text)
 
 
 class _Window(NamedTuple):

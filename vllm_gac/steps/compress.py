@@ -28,6 +28,8 @@ from vllm_gac.steps.compare import Baseline
 from vllm_gac.steps.compress_inputs import CompressInputs
 from vllm_gac.steps.compress_request import CompressRequest
 from vllm_gac.steps.healing_tries import HealingTries
+from vllm_gac.steps.measured_model import measure_model
+from vllm_gac.steps.measurement import Measurement
 from vllm_gac.steps.model_run import Output
 from vllm_gac.steps.reach_loss import MAX_TRIES, reach_loss
 from vllm_gac.steps.write_compressed import write_compressed
@@ -46,6 +48,8 @@ class Compressed:
         dense: The layout of the dense model.
         layout: The layout of the compressed one.
         plan: Its plan, with the budgets and the expected loss.
+        measured: What was measured beside the dense model on text that was set aside; None:
+            nothing shrank, or no text was set aside.
         max_loss: What was asked for, tried and measured, as config.json says it, if a loss was
             asked for; else None.
     """
@@ -53,6 +57,7 @@ class Compressed:
     dense: ModelLayout
     layout: ModelLayout
     plan: Plan
+    measured: Measurement | None
     max_loss: Mapping[str, Any] | None
 
 
@@ -97,7 +102,7 @@ def compress(
         progress: Whether to show progress bars on stderr.
 
     Returns:
-        The layouts before and after, the plan, and what was measured for a `max_loss`.
+        The layouts before and after, the plan, and what was measured.
 
     Raises:
         CheckpointError: The model, the text or the statistics cannot be used, or `out`.partial
@@ -185,14 +190,17 @@ def compress(
                 chosen = measured_plan(checkpoint, stats, chosen)
         if reached is None:
             write(chosen, run.model)
-    return Compressed(checkpoint.layout, planned_layout(checkpoint, chosen), chosen, reached)
+        measured = measure_model(run.model, checkpoint, stats, device, progress)
+    layout = planned_layout(checkpoint, chosen)
+    return Compressed(checkpoint.layout, layout, chosen, measured, reached)
 
 
 def _recorded(out: Path, dense: Checkpoint) -> Compressed:
     """What a compression did when `out` was written, from its plan.json and config.json."""
     plan = read_plan(out / "plan.json", dense)
-    reached = read_json(out / "config.json")["gac"]["source"].get("max_loss")
-    return Compressed(dense.layout, planned_layout(dense, plan), plan, reached)
+    source = read_json(out / "config.json")["gac"]["source"]
+    found = Measurement.of(source), source.get("max_loss")
+    return Compressed(dense.layout, planned_layout(dense, plan), plan, *found)
 
 
 def _announced(checkpoint: Checkpoint, request: PlanRequest, healing: HealingTries | None) -> str:

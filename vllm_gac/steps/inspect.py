@@ -11,7 +11,7 @@ from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import Format, open_any_format
-from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.steps.measurement import Measurement
 
 # vLLM's cache is 16-bit unless --kv-cache-dtype says otherwise, also for F32 checkpoints.
 KV_CACHE_BYTES = 2
@@ -31,7 +31,9 @@ class Inspection:
         aligned_dims: How many of these dims are multiples of 8.
         aligned_fraction: Their share.
         expected_loss: How much more than the dense model the plan expected it to lose, in nats per
-            token, before it was healed; None if that is unknown. `evaluate` measures the loss.
+            token; None if that is unknown.
+        measured: What was measured of it when it was compressed; None if nothing was, or if it was
+            healed since.
     """
 
     format: Format
@@ -42,10 +44,11 @@ class Inspection:
     aligned_dims: int
     aligned_fraction: float
     expected_loss: float | None = None
+    measured: Measurement | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The description as JSON values."""
-        return asdict(self)
+        return asdict(self) | {"measured": self.measured and self.measured.model_dump(mode="json")}
 
 
 def inspect(directory: str | Path, *, revision: str | None = None) -> Inspection:
@@ -74,7 +77,7 @@ def inspect(directory: str | Path, *, revision: str | None = None) -> Inspection
     model_format, checkpoint = open_any_format(model_directory(directory, revision))
     for fault in islice(faults(checkpoint), 1):
         raise CheckpointError(f"{fault}; see 'vllm-gac verify {directory}' for every fault")
-    return _inspection(model_format, checkpoint.layout, _expected_loss(checkpoint))
+    return _inspection(model_format, checkpoint)
 
 
 def _expected_loss(checkpoint: Checkpoint) -> float | None:
@@ -86,9 +89,8 @@ def _expected_loss(checkpoint: Checkpoint) -> float | None:
     return float(loss) if 0 <= loss < math.inf else None
 
 
-def _inspection(
-    model_format: Format, layout: ModelLayout, expected_loss: float | None
-) -> Inspection:
+def _inspection(model_format: Format, checkpoint: Checkpoint) -> Inspection:
+    layout, gac = checkpoint.layout, checkpoint.config.gac
     aligned, dims = aligned_dims(layout)
     sections = [layer.section() for layer in layout.layers]
     return Inspection(
@@ -99,5 +101,6 @@ def _inspection(
         dims=dims,
         aligned_dims=aligned,
         aligned_fraction=aligned / dims,
-        expected_loss=expected_loss,
+        expected_loss=_expected_loss(checkpoint),
+        measured=None if gac is None else Measurement.of(gac.source),
     )

@@ -41,6 +41,8 @@ def write_beside(
     copy_companions(source.directory, directory)
     earlier = source.config.gac.source if source.config.gac else {}
     recorded = earlier | base_model(source).recorded()
+    if "heal" in done:
+        recorded.pop("measured", None)  # of the model before
     kept = {key: value for key, value in source.raw_config.items() if key != "auto_map"}
     config = kept | {
         "architectures": [ARCHITECTURE],
