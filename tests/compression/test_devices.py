@@ -137,7 +137,7 @@ def test_memory_and_disk_follow_from_the_shapes() -> None:
     assert metrics.host_bytes > 34 * (1 << 14) * 4096 * 4
     probes = replace(work, probe_tokens=1 << 14)
     assert probes.host_bytes > 40 * (1 << 14) * 4096 * 4
-    assert probes.disk_bytes > work.disk_bytes + 32 * 4 * (1 << 11) * 4096 * 4
+    assert probes.disk_bytes > work.disk_bytes + 32 * 2 * (1 << 11) * 4096 * 4
     assert announcement(work, "cpu").endswith("GB of memory and 19.6 GB of disk")
 
 

@@ -13,12 +13,17 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.measured import HELD, shrink_covariances
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer, measurable_methods
-from vllm_gac.compression.probes import probes
+from vllm_gac.compression.probes import probes, whole_sequences
 from vllm_gac.compression.reference_model import logits, reference
-from vllm_gac.compression.statistics_file import check_stats, read_probes, read_tokens
+from vllm_gac.compression.statistics_file import (
+    check_stats,
+    read_probes,
+    read_tokens,
+    read_whole,
+)
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout, layout_of
-from vllm_gac.planning.losses import Losses, measured_losses, read_losses
+from vllm_gac.planning.losses import Losses, loss_by_sequence, measured_losses, read_losses
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import Kept, calibrate, write_statistics
@@ -82,6 +87,31 @@ def test_curves_fall_to_zero_are_convex_and_meet_the_probes(
             # Rotary sizes are even, and channels are chosen greedily.
             if not name.startswith("rotary") and name != "width":
                 assert (np.diff(curve, 2) >= -1e-7 * curve[0]).all(), name
+
+
+def test_whole_models_scale_the_losses_of_their_part(
+    calibrated: tuple[Path, Path, Path],
+) -> None:
+    directory, _, stats = calibrated
+    checkpoint = open_checkpoint(directory)
+    dense = checkpoint.layout
+    measured = check_stats(stats, dense, checkpoint.config_sha256)
+    probed, whole = read_probes(stats, dense, measured), read_whole(stats, measured)
+    losses = read_losses(stats, dense, measured)
+    same = whole_sequences(probed.shape[2])
+    assert whole.shape[1] == len(same) < probed.shape[2]
+    tried = probes(dense, METHODS)
+    for part, name in enumerate(("rotary1", "latent1", "value1", "width")):
+        scale = whole[part].mean() / probed[:, 2 * part + 1, same].mean(1).sum()
+        layer = tried[2 * part].layer
+        dim = (layer.key.size, layer.key.size, layer.value.size, layer.intermediate_size)[part]
+        for index in range(2):
+            expected = scale * probed[index, 2 * part].mean()
+            assert losses[index][name][dim] == pytest.approx(expected, rel=1e-4)
+        each = loss_by_sequence(stats, dense, measured, [layer] * 2, losses)
+        total = losses[0][name][dim] + losses[1][name][dim]
+        assert each.mean() == pytest.approx(total, rel=1e-4)
+        assert each.min() < each.max()
 
 
 def synthetic(strong: float, weak: float) -> tuple[ModelLayout, Losses]:

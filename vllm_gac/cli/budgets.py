@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from vllm_gac.errors.shown import sentence
-from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED, perplexity_range
+from vllm_gac.planning.expected_loss import perplexity_higher
 
 if TYPE_CHECKING:
     from vllm_gac.planning.plan_file import Plan, PlanBudget
@@ -52,7 +52,8 @@ def print_budgets(plan: "Plan") -> None:
         )
         print(f"{'expected loss':13}  {loss:.4f} nats per token ({source})")
         if measured:
-            print(f"{'':13}  On other text: {perplexity_range(loss)}, by the project's own trials.")
+            said = perplexity_higher(loss, plan.notes.get("expected_interval"))
+            print(f"{'':13}  On text like the calibration's: {said}; tasks lose far more.")
     held = _bytes(plan)
     if held is not None:
         print(
@@ -62,8 +63,8 @@ def print_budgets(plan: "Plan") -> None:
     if isinstance(asked := plan.notes.get("max_loss"), float):
         best = "fastest" if held is None else "smallest"
         print(
-            f"{'asked':13}  perplexity at most {asked:.2%} higher: the {best} plan if it loses "
-            f"{USUALLY_OVER_EXPECTED} times what is expected, the median of the trials"
+            f"{'asked':13}  perplexity at most {asked:.2%} higher: the {best} plan that is expected"
+            " to keep to it"
         )
 
 

@@ -14,7 +14,7 @@ from vllm_gac.compression.methods.compress_layer import measurable_methods
 from vllm_gac.compression.methods.lowrank import input_of
 from vllm_gac.compression.methods.normed_keys import NORMED_KEYS, QUERY_ENERGY
 from vllm_gac.compression.methods.output_metric import metric_of, of_input
-from vllm_gac.compression.probes import probes
+from vllm_gac.compression.probes import probes, whole_sequences
 from vllm_gac.compression.shrinkage import toward_diagonal
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 from vllm_gac.layout.schema import METHODS
@@ -27,7 +27,7 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 STATISTICS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
 # The text that was fitted to, and the text that was set aside; and what probes lose on the latter.
-TOKENS, HELD, PROBES = "tokens", "held", "probes"
+TOKENS, HELD, PROBES, WHOLE = "tokens", "held", "probes", "whole"
 _NEEDED_BY: Mapping[str, Sequence[str]] = {
     "heads": ("self_attn.q_proj", "self_attn.o_proj"),
     "prune": ("mlp.down_proj",),
@@ -121,7 +121,10 @@ class Measured:
         length = self.sequence_length
         text: Shapes = {TOKENS: (self.tokens // length, length)}
         if self.held_tokens:
-            return text | {HELD: (self.held_tokens // length, length)}
+            held = self.held_tokens // length
+            count = len(whole_sequences(held)) if self.probe_tokens else 0
+            whole: Shapes = {WHOLE: (len(probes(layout, self.methods)) // 2, count)}
+            return whole | text | {HELD: (held, length)}
         tried: Shapes = {PROBES: (len(layout.layers), len(probes(layout, self.methods)), 2)}
         return tried | text
 

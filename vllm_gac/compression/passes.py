@@ -23,6 +23,7 @@ from vllm_gac.compression.measured import (
     PROBES,
     STATISTICS,
     TOKENS,
+    WHOLE,
     LayerStats,
     Measured,
     layer_shapes,
@@ -38,10 +39,12 @@ from vllm_gac.compression.output_metrics import measure_output_metrics
 from vllm_gac.compression.probes import (
     DRAWS,
     Probe,
+    divergences,
     measure_gradients,
     measure_layer,
     positions,
     probes,
+    whole_sequences,
 )
 from vllm_gac.compression.reference_model import (
     Reference,
@@ -87,8 +90,7 @@ def measure_statistics(
         file.start()
     _measure_metrics(run)
     _measure_gradients(run)
-    _stream(run)
-    file.finish({TOKENS: tokens, HELD: held})
+    file.finish({WHOLE: _stream(run), TOKENS: tokens, HELD: held})
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +154,29 @@ def _measure_gradients(run: _Run) -> None:
         measure_gradients(run.model, read, run.probed, keep, progress=run.progress)
 
 
-def _stream(run: _Run) -> None:
-    """For every layer not on disk yet: observe it, append its statistics, pass its output on."""
+def _stream(run: _Run) -> torch.Tensor:
+    """For every layer not on disk yet: observe it, append its statistics, pass its output on.
+
+    Returns what whole models of one smaller part lose, [parts, sequences].
+    """
     file, measured, model = run.file, run.measured, run.model
     layers, compressors = len(model.layout.layers), measured.compressors(model.layout)
-    tried = probes(model.layout, measured.methods)
+    tried, rows = probes(model.layout, measured.methods), whole_sequences(len(run.probed))
+    parts = len(tried) // 2
     done = file.whole_layers()
     done = done if _hidden_path(file, done).exists() else 0
     with run.checkpoint.reader() as read, torch.inference_mode():
         if done:
-            texts = {"hidden": run.tokens, "held": run.probed}
-            shapes = {name: (*of.shape, model.layout.hidden_size) for name, of in texts.items()}
-            kept = kept_tensors(_hidden_path(file, done), shapes)
-            hidden, held = kept["hidden"], kept["held"]
+            size = model.layout.hidden_size
+            shapes = {
+                "hidden": (*run.tokens.shape, size),
+                "held": (*run.probed.shape, size),
+                "parts": (parts, len(rows), run.probed.shape[1], size),
+            }
+            hidden, held, small = kept_tensors(_hidden_path(file, done), shapes).values()
         else:
-            hidden, held = (embed(model, read, of) for of in (run.tokens, run.probed))
+            hidden, held = (embed(model, read, of).cpu() for of in (run.tokens, run.probed))
+            small = held[rows].expand(parts, -1, -1, -1)
         total = len(run.tokens) * (layers - done)
         with tqdm(total=total, desc="calibrate", unit="seq", disable=not run.progress) as bar:
             for index in range(done, layers):
@@ -184,22 +194,32 @@ def _stream(run: _Run) -> None:
                 layer = MeasuredLayer(model.layout, weights, steady, model.inv_freq)
                 found = {f"errors.{c.name}": c.errors(layer) for c in compressors}
                 if len(held):
-                    found[PROBES] = _probed(run, index, layer, tried, held)
+                    found[PROBES], small = _probed(run, index, layer, tried, held, small)
                     held = layer_outputs(model, model.layout.layers[index], weights, held)
-                write_tensors(_hidden_path(file, index + 1), {"hidden": hidden, "held": held})
+                states = {"hidden": hidden, "held": held, "parts": small}
+                write_tensors(_hidden_path(file, index + 1), states)
                 file.append(index, {**stats, **found})
                 for path in (_hidden_path, _metrics_path, _gradients_path):
                     path(file, index).unlink(missing_ok=True)
+        return divergences(model, read, held[rows], small)
 
 
 def _probed(
-    run: _Run, index: int, layer: MeasuredLayer, tried: Sequence[Probe], held: torch.Tensor
-) -> torch.Tensor:
-    """What the probes of layer `index` lose, [probes * sequences]."""
+    run: _Run,
+    index: int,
+    layer: MeasuredLayer,
+    tried: Sequence[Probe],
+    held: torch.Tensor,
+    small: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the probes of layer `index` lose, [probes * sequences]; and what leaves it in models of
+    one smaller part.
+    """
     count, length, size = held.shape
     shape = (DRAWS, count, len(positions(length)), size)
     gradients = kept_tensors(_gradients_path(run.file, index), {"gradients": shape})["gradients"]
-    return measure_layer(run.model, layer, tried, held, gradients).flatten()
+    found, leaving = measure_layer(run.model, layer, tried, held, gradients, small)
+    return found.flatten(), leaving
 
 
 def _read_metrics(run: _Run, index: int, linears: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -16,6 +16,8 @@ layers.{i}.query_energy    [KV heads * head_dim / 2] of each pair of queries: bo
 layers.{i}.errors.{name}  [full + 1] the error of a method at every dim (methods/base.py)
 layers.{i}.probes         [probes, sequences] what each probe loses on text that was set aside, in
                           nats per token of each sequence (probes.py)
+whole                     [parts, sequences] what models lose in which every layer has the weaker
+                          probe of one part, on few of these sequences
 tokens                    int32 [count, length], the text that was fitted to: compressed layers are
                           refitted on what they get for it (refit.py)
 held                      int32 [count, length], text that was set aside, on which models are
@@ -39,7 +41,7 @@ import torch
 from numpy.typing import NDArray
 
 from vllm_gac.checkpoint.headers import open_safetensors
-from vllm_gac.compression.measured import HELD, PROBES, TOKENS, LayerStats, Measured
+from vllm_gac.compression.measured import HELD, PROBES, TOKENS, WHOLE, LayerStats, Measured
 from vllm_gac.compression.methods.normed_keys import NORMED_KEYS, QUERY_ENERGY
 from vllm_gac.compression.methods.output_metric import metric_of
 from vllm_gac.errors import CheckpointError, PlanError, VersionError
@@ -248,12 +250,21 @@ def read_probes(path: Path, layout: ModelLayout, measured: Measured) -> Floats:
     return np.stack([_read(path, f"layers.{index}.{PROBES}") for index in layers])
 
 
+def read_whole(path: Path, measured: Measured) -> Floats:
+    """What whole models of one smaller part lose [parts, sequences] (probes.py), in nats per token.
+
+    There are no sequences if that was not measured. `measured` is from `check_stats`. Raises
+    CheckpointError if one is not finite and at least 0.
+    """
+    return _read(path, WHOLE, least=0.0) if measured.held_tokens else np.zeros((0, 0), np.float32)
+
+
 def _read(path: Path, name: str, least: float | None = None) -> Floats:
     with _opened(path, "np") as file:
         measured: Floats = file.get_tensor(name)
     if not np.isfinite(measured).all():
         raise CheckpointError(f"{path}: {name}: contains NaN or infinity; calibrate again")
-    if least is not None and measured.min() < least:
+    if least is not None and measured.size and measured.min() < least:
         raise CheckpointError(f"{path}: {name}: less than {least}; calibrate again")
     return measured
 

@@ -7,9 +7,12 @@ stronger probe. The weaker probe determines the power, which is at least 1. Erro
 losses are convex too, and no plan removes everything from one layer. The errors of low-rank
 linear layers are losses by themselves, as far as the metrics of their outputs tell
 (compression/methods/lowrank.py); probes correct them by one factor for all linear layers of a part.
+
+Whole models, in which every layer has the weaker probe of a part, lose other than the sum of their
+probes. That factor scales the losses of the part.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_gac.compression.measured import Measured
-from vllm_gac.compression.probes import PARTS, Part, Probe, probes
-from vllm_gac.compression.statistics_file import read_errors, read_probes
+from vllm_gac.compression.probes import PARTS, Part, Probe, probes, whole_sequences
+from vllm_gac.compression.statistics_file import read_errors, read_probes, read_whole
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.planning.request import RankLossSource
 
@@ -32,6 +35,8 @@ Losses: TypeAlias = Sequence[Mapping[str, Curve]]
 # Powers are clipped to this range, because two probes of a part are noisy.
 _POWERS = (1.0, 2.0)
 _MIN_LOSS = 1e-12
+# A whole model loses at most so many times what its probes do, or so much less.
+_MAX_SCALE = 10.0
 
 
 def part_of(name: str) -> Part:
@@ -73,14 +78,65 @@ def read_losses(
         for layer in read_errors(path, dense, measured)
     ]
     tried = probes(dense, measured.methods)
-    lost = read_probes(path, dense, measured).mean(2, dtype=np.float64)
-    losses = measured_losses(tried, errors, lost)
+    found = read_probes(path, dense, measured).astype(np.float64)
+    scales = _scales(found, read_whole(path, measured))
+    losses = measured_losses(tried, errors, found.mean(2) * scales.repeat(2))
     if sensitivity == "probe":
         return losses
     return [
         {**layer, **{name: of[name] for name in of if name.startswith("rank.")}}
         for layer, of in zip(losses, errors, strict=True)
     ]
+
+
+def loss_by_sequence(
+    path: Path, dense: ModelLayout, measured: Measured, layers: Sequence[LayerLayout], of: Losses
+) -> NDArray[np.float64]:
+    """The expected loss of a plan on each of the sequences that probes ran on, [sequences].
+
+    Args:
+        path: The statistics file.
+        dense: The model's layout.
+        measured: What was measured, as `check_stats` returns it.
+        layers: The layers of the plan.
+        of: The losses of all sequences together, as `read_losses` returns them.
+    """
+    weaker = read_probes(path, dense, measured)[:, 1::2].astype(np.float64)
+    shares = weaker / np.maximum(weaker.mean(2, keepdims=True), _MIN_LOSS)
+    parts = [probe.part for probe in probes(dense, measured.methods)[1::2]]
+    found = np.zeros(shares.shape[2])
+    for index, layer in enumerate(layers):
+        for name, dim in _dims(dense, layer):
+            found += of[index][name][dim] * shares[index, parts.index(part_of(name))]
+    return found
+
+
+def _dims(dense: ModelLayout, layer: LayerLayout) -> Iterator[tuple[str, int]]:
+    """The names of the curves of what is smaller in `layer`, and its dims."""
+    whole = dense.layers[0]
+    if layer.key != whole.key:
+        yield f"{layer.key.form}{dense.kv_heads_per(layer.key)}", layer.key.size
+    if layer.value != whole.value:
+        yield f"value{dense.kv_heads_per(layer.value)}", layer.value.size
+    if layer.intermediate_size != whole.intermediate_size:
+        yield "width", layer.intermediate_size
+    for linear, rank in layer.ranks.items():
+        yield f"rank.{linear}", rank
+
+
+def _scales(probed: NDArray[np.float64], whole: NDArray[np.float32]) -> NDArray[np.float64]:
+    """[parts] what a whole model of one smaller part loses, over the sum of its probes.
+
+    Args:
+        probed: [layers, probes, sequences].
+        whole: [parts, sequences], of some of the sequences; there may be none.
+    """
+    if not whole.size:
+        return np.ones(probed.shape[1] // 2)
+    same = whole_sequences(probed.shape[2])
+    expected = probed[:, 1::2, same].mean(2).sum(0)
+    scales: NDArray[np.float64] = whole.mean(1) / np.maximum(expected, _MIN_LOSS)
+    return np.clip(scales, 1 / _MAX_SCALE, _MAX_SCALE)
 
 
 def measured_losses(

@@ -14,9 +14,10 @@ from vllm_gac.compression.statistics_file import check_methods, check_stats
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import METHODS, LayerSection
+from vllm_gac.planning.expected_loss import interval
 from vllm_gac.planning.like import OtherPlan, implied_losses, read_other, request_like
-from vllm_gac.planning.losses import Losses, read_losses
-from vllm_gac.planning.plan_file import Plan, PlanBudget
+from vllm_gac.planning.losses import Losses, loss_by_sequence, read_losses
+from vllm_gac.planning.plan_file import Plan, PlanBudget, planned_layout
 from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.problem import Problem, Problems, Solution
 from vllm_gac.planning.request import PlanRequest
@@ -113,7 +114,13 @@ def measured_plan(
     notes = {"calibration": calibration}
     if other is not None:
         problems, notes = Problems(model, other.layout.layers), notes | other.notes
-    return best_plan(model, losses, request, notes, problems=problems)
+    found = best_plan(model, losses, request, notes, problems=problems)
+    layers = planned_layout(model, found).layers
+    each = loss_by_sequence(stats, model.layout, measured, layers, losses)
+    if (ends := interval(each)) is None:
+        return found
+    about = {"expected_interval": [round(end, 6) for end in ends]}
+    return found.model_copy(update={"notes": found.notes | about})
 
 
 def prior_plan(model: Checkpoint, request: PlanRequest, other: OtherPlan | None = None) -> Plan:

@@ -16,7 +16,6 @@ from vllm_gac.planning.binding import limited_by, tight
 from vllm_gac.planning.knapsack import choose
 from vllm_gac.planning.knapsack.instance import Ints
 from vllm_gac.planning.knapsack_items import PartCandidates, part_candidates, part_parameters
-from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED, expected_for
 from vllm_gac.planning.losses import Curve, Losses
 from vllm_gac.planning.plan_file import exact_budget
 from vllm_gac.planning.proportional import (
@@ -161,7 +160,7 @@ class Problem:
         values, limits = self._values(losses), dict(self._limits)
         self.check_feasible()
         if self._request.max_loss is not None:
-            return self._within_loss(values, expected_for(self._request.max_loss), tolerance)
+            return self._within_loss(values, math.log1p(self._request.max_loss), tolerance)
         for _ in range(_ATTEMPTS):
             found = self._choose(values, limits, tolerance)
             if self.microseconds is None or self.deployment is None:
@@ -310,7 +309,6 @@ class Problem:
             least = self._choose(by, self._limits, tolerance).loss
             if least <= most:
                 raise
-            least *= USUALLY_OVER_EXPECTED
             raise PlanError(
                 f"--max-loss {self._request.max_loss:.2%}: what else is asked for is expected to "
                 f"lose {math.expm1(least):.2%} at least; allow more"

@@ -10,7 +10,7 @@ from vllm_gac.compression.effort import per_channel
 from vllm_gac.compression.measured import Measured
 from vllm_gac.errors.shown import in_markdown
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.planning.loss_range import perplexity_range
+from vllm_gac.planning.expected_loss import perplexity_higher
 from vllm_gac.planning.plan_file import Plan, PlanBudget
 from vllm_gac.version import version
 
@@ -158,9 +158,8 @@ def _loss(plan: Plan) -> str:
     if plan.expected_loss is None:
         return ""
     return (
-        f" Expected loss: {plan.expected_loss:.4f} nats per token more than the dense model, on "
-        f"other text {perplexity_range(plan.expected_loss)}, by the trials of vllm-gac; "
-        "`vllm-gac evaluate` measures it."
+        f" Expected loss: {plan.expected_loss:.4f} nats per token more than the dense model, "
+        f"{perplexity_higher(plan.expected_loss, plan.notes.get('expected_interval'))}."
     )
 
 

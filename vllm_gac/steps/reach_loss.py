@@ -20,7 +20,6 @@ from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.writer import write_index
 from vllm_gac.errors import CheckpointError, PlanError
-from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED, expected_for
 from vllm_gac.planning.plan_file import Plan, read_plan
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.problem import Problems
@@ -68,7 +67,7 @@ def reach_loss(
     most = math.log1p(request.max_loss)
     tries, problems = _measured_before(workspace), Problems(checkpoint)
     while (allowed := next_expected(most, tries)) is not None:
-        share = min(math.expm1(USUALLY_OVER_EXPECTED * allowed), 0.99)
+        share = min(math.expm1(allowed), 0.99)
         plan = measured_plan(checkpoint, stats, replace(request, max_loss=share), problems)
         layers = plan.model_dump(mode="json")["layers"]
         if any(layers == before.layers for before in tries):
@@ -132,7 +131,7 @@ def next_expected(most: float, tries: Sequence[Try]) -> float | None:
         tries: What was measured so far.
     """
     if not tries:
-        return expected_for(math.expm1(most))
+        return most
     within = [one for one in tries if math.log(one.high) <= most]
     over = [one.planned_for for one in tries if math.log(one.high) > most]
     if len(tries) == MAX_TRIES or any(math.log(one.high) >= _NEAR * most for one in within):

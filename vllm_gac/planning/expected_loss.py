@@ -1,0 +1,55 @@
+"""An expected loss as perplexity, and how far it may be off on other documents."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Fewer stretches of text say nothing about how much other text differs.
+_MIN_STRETCHES = 4
+_MAX_NATS = 20.0
+
+
+def interval(by_sequence: NDArray[np.float64]) -> tuple[float, float] | None:
+    """The 95 % interval of an expected loss over other text like this, in nats per token.
+
+    Sequences that follow one another are alike. So those of a stretch, of n as many as the square
+    root of n, count as one.
+
+    Args:
+        by_sequence: The loss on each sequence, [sequences].
+
+    Returns:
+        Its ends; None: there are too few sequences.
+    """
+    length = max(1, round(math.sqrt(len(by_sequence))))
+    stretches = len(by_sequence) // length
+    if stretches < _MIN_STRETCHES:
+        return None
+    means = by_sequence[: stretches * length].reshape(stretches, length).mean(1)
+    mean, error = float(by_sequence.mean()), float(means.std(ddof=1) / math.sqrt(stretches))
+    # Student's t for 95 %, within 3 % for four stretches and more.
+    away = (1.96 + 2.5 / (stretches - 1) + 6 / (stretches - 1) ** 2) * error
+    return max(0.0, mean - away), mean + away
+
+
+def perplexity_higher(expected: float, ends: Any = None) -> str:
+    """By how much the perplexity is expected to rise, e.g. "perplexity 3.6 % higher".
+
+    Args:
+        expected: A loss in nats per token.
+        ends: Those of its `interval`, as a plan's notes have them, which may hold anything.
+    """
+    said = f"perplexity {_percent(expected)} % higher"
+    if isinstance(ends, Sequence) and [type(end) for end in ends] == [float, float]:
+        said += f" ({_percent(ends[0])} to {_percent(ends[1])} % by the spread over documents)"
+    return said
+
+
+def _percent(nats: float) -> str:
+    percent = 100 * math.expm1(min(nats, _MAX_NATS))
+    if percent < 1:
+        return f"{percent:.1g}"
+    return f"{percent:,.1f}" if percent < 10 else f"{percent:,.0f}"
