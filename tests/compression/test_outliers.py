@@ -8,7 +8,7 @@ import torch
 from tests.compression.methods.one_layer import OneLayer, one_layer
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
-from vllm_gac.compression.methods.prune import prune_channels
+from vllm_gac.compression.methods.prune import prune_channels, prune_order
 from vllm_gac.compression.outliers import shares, size_limit
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import mlp_activations
@@ -41,7 +41,8 @@ def test_a_massive_token_does_not_raise_the_error_of_ordinary_ones() -> None:
 
     def error(counted: torch.Tensor) -> float:
         covariance = counted.T @ counted / len(counted)
-        _, _, smaller, kept = prune_channels(gate, gate, down, covariance, 56)
+        gone, _ = prune_order(down, covariance, down.shape[1] - 56)
+        _, _, smaller, kept = prune_channels(gate, gate, down, covariance, gone)
         return float((rows @ down.T - rows[:, kept] @ smaller.T).square().mean())
 
     undisturbed = error(rows)

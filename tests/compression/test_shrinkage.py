@@ -5,7 +5,7 @@ import torch
 
 from vllm_gac.compression.measured import shrink_covariances
 from vllm_gac.compression.methods.normed_keys import NORMED_KEYS
-from vllm_gac.compression.methods.prune import prune_channels
+from vllm_gac.compression.methods.prune import prune_channels, prune_order
 from vllm_gac.compression.shrinkage import shrunk, toward_diagonal
 
 
@@ -39,7 +39,8 @@ def left(covariance: torch.Tensor) -> float:
     """The error on unseen tokens of an MLP that is pruned to 70 % with this covariance."""
     down = torch.randn(24, 64, generator=torch.Generator().manual_seed(1)).double()
     gate, unseen = torch.zeros(64, 4).double(), channels(5000, 77)
-    _, _, smaller, kept = prune_channels(gate, gate, down, covariance, 45)
+    gone, _ = prune_order(down, covariance, down.shape[1] - 45)
+    _, _, smaller, kept = prune_channels(gate, gate, down, covariance, gone)
     return float((unseen @ down.T - unseen[:, kept] @ smaller.T).square().mean())
 
 
