@@ -17,6 +17,7 @@ import torch
 from vllm_gac.checkpoint.open import TensorReader
 from vllm_gac.compression.backward import backward
 from vllm_gac.compression.methods.output_metric import of_input
+from vllm_gac.compression.moments import second_moment
 from vllm_gac.compression.reference_model import Reference, batches, layer_forward
 from vllm_gac.compression.shrinkage import shrunk
 
@@ -84,7 +85,7 @@ def _backward(
             rows = by_output[:, :-1].flatten(0, 1)
             if of_input(name):
                 rows = rows @ weights[f"{name}.weight"]
-            sums[name] = sums.get(name, 0) + (rows.T @ rows).double()
+            sums[name] = sums.get(name, 0) + second_moment(rows).double()
     count = hidden.shape[0] * (hidden.shape[1] - 1)
     metrics = {}
     for name, total in sums.items():

@@ -34,6 +34,7 @@ from vllm_gac.compression.methods.attended import spread_output
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.normed_keys import NORMED_KEYS, QUERY_ENERGY
 from vllm_gac.compression.methods.output_metric import metric_of
+from vllm_gac.compression.moments import second_moment
 from vllm_gac.compression.outliers import shares, size_limit
 from vllm_gac.compression.output_metrics import measure_output_metrics
 from vllm_gac.compression.probes import (
@@ -288,7 +289,7 @@ def observe_layer(
         if len(sums[name]) > rows.shape[1]:
             rows = pad(rows, (0, 1), value=1)  # what biases are multiplied by
         rows = share * rows
-        sums[name] += rows.T @ rows
+        sums[name] += second_moment(rows)
 
     kv_heads, head_dim = model.layout.num_key_value_heads, model.layout.head_dim
     if model.layout.qk_norm:
@@ -302,7 +303,7 @@ def observe_layer(
         if name == "self_attn.k_proj":
             keys = x.reshape(-1, kv_heads, head_dim)
             rows = rms_norm(keys, (head_dim,), eps=model.eps).flatten(1)
-            sums[NORMED_KEYS] += rows.T @ rows
+            sums[NORMED_KEYS] += second_moment(rows)
         if name == "self_attn.q_norm":
             pairs = x.reshape(-1, kv_heads, layer.query_heads // kv_heads, 2, head_dim // 2)
             sums[QUERY_ENERGY] += pairs.square().sum((2, 3)).sum(0, dtype=torch.float64)

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import torch
 from torch.nn.functional import linear as apply
 
+from vllm_gac.compression.moments import second_moment
 from vllm_gac.compression.outliers import shares, size_limit
 from vllm_gac.compression.reference_model import (
     Reference,
@@ -185,7 +186,7 @@ class _Moments:
     def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Add tokens: x [..., in], y [..., out]."""
         x, y = x.flatten(0, -2), y.flatten(0, -2)
-        self.inner += x.T @ x
+        self.inner += second_moment(x)
         self.crossed += y.T @ x
         self.energy += float(y.square().sum(dtype=torch.float64))
 

@@ -19,7 +19,7 @@ from vllm_gac.runs.kept_tensors import kept_tensors
 from vllm_gac.texts.token_text import evenly_spread
 
 # Tokens to refit on, at least, and for each channel of an MLP.
-_MIN_TOKENS, _FOR_EACH_CHANNEL = 1 << 16, 4
+_MIN_TOKENS, _FOR_EACH_CHANNEL = 1 << 15, 4
 
 
 class Refitting:
