@@ -147,13 +147,12 @@ $(UV):
 # old. Where there is no Debian or no network, those tests skip and say why.
 APT_GET := apt-get -qq -o APT::Sandbox::User=root -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 OWN_LISTS := -o Dir::State::Lists=$(CURDIR)/$(DEBIAN)/lists -o Dir::Cache=$(CURDIR)/$(DEBIAN)/cache
-DEBIAN_PACKAGES := prometheus
 $(DEBIAN)/.unpacked:
 	@mkdir -p $(@D)/lists/partial $(@D)/cache/archives/partial
-	@cd $(@D) && { $(APT_GET) download $(DEBIAN_PACKAGES) 2>/dev/null || { \
-	  $(APT_GET) $(OWN_LISTS) update && $(APT_GET) $(OWN_LISTS) download $(DEBIAN_PACKAGES); }; } && \
-	  for package in *.deb; do dpkg -x $$package . || exit; done && touch .unpacked || \
-	  echo "No $(DEBIAN_PACKAGES) from Debian; the tests that need them are skipped."
+	@cd $(@D) && { $(APT_GET) download prometheus 2>/dev/null || { \
+	  $(APT_GET) $(OWN_LISTS) update && $(APT_GET) $(OWN_LISTS) download prometheus; }; } && \
+	  dpkg -x prometheus_*.deb . && touch .unpacked || \
+	  echo "No Prometheus from Debian; the tests that need it are skipped."
 
 dist: install  ## the sdist and the wheel of this release, in dist/
 	rm -rf dist

@@ -124,7 +124,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_picture_has_a_bar_for_each_number() -> None:
-    pytest.importorskip("matplotlib", reason="needs the extra `plots`")
+    pytest.importorskip("matplotlib")
     from benchmarks.results.chart import svg
 
     chart = Chart(label="model", bars=("room", "time"), axis="times as good as a")
