@@ -1,6 +1,7 @@
 """The frame of a run that writes a model: its record, its threads, and when the output appears."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.support.model_files import config, write_model
 from vllm_gac.checkpoint.locate import INDEX_FILE
 from vllm_gac.errors import CheckpointError
 from vllm_gac.steps.model_run import Output, threads_of
+from vllm_gac.version import version
 
 RECORD = {"strategy": "minimal"}
 
@@ -52,6 +54,19 @@ def test_a_run_goes_on_with_its_record_and_its_threads(tmp_path: Path) -> None:
         assert torch.get_num_threads() == 1
         write_model(run.model, config())
     assert torch.get_num_threads() == 2
+
+
+def test_work_of_another_version_is_refused_with_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt), output(tmp_path).run(RECORD):
+        raise KeyboardInterrupt
+    monkeypatch.setattr("vllm_gac.steps.model_run.version", lambda: "other")
+    with (
+        pytest.raises(CheckpointError, match=rf"{re.escape(version())}.*\bother\b"),
+        output(tmp_path, resume=True).run(RECORD),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("resume", [False, True])
