@@ -12,7 +12,7 @@ from tests.support.dense_models import config, weights, write_text, write_tokeni
 from tests.support.hub import cached, files_of
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
-from vllm_gac.importers.open_source import open_source
+from vllm_gac.importers.open_any import open_source
 from vllm_gac.texts.token_text import windows
 
 TEMPLATE = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from vllm_gac.checkpoint.dtypes import stored_dtype
 from vllm_gac.checkpoint.locate import Weights
-from vllm_gac.checkpoint.regular_files import opened, unchanging
+from vllm_gac.checkpoint.regular_files import opened
 from vllm_gac.checkpoint.state_dicts import load_state_dict
 from vllm_gac.checkpoint.strict_json import MAX_BYTES, parse_json
 from vllm_gac.errors import CheckpointError
@@ -96,16 +96,13 @@ def _version(path: Path) -> tuple[int, int]:
 
 
 def _safetensors(path: Path, version: tuple[int, int]) -> dict[str, TensorInfo]:
-    with open_safetensors(path, "a readable safetensors file"), opened(path) as file:
-        length = int.from_bytes(file.read(8), "little")
-        raw = file.read(length)
-    # safetensors accepts a name twice and keeps the last; our parser refuses it.
-    header = parse_json(raw, str(path))
+    with _accepted(path, "a readable safetensors file", "np") as (raw, _):
+        # safetensors accepts a name twice and keeps the last; our parser refuses it.
+        header = parse_json(raw, str(path))
     header.pop("__metadata__", None)
     tensors = {}
     for name, entry in header.items():
-        start = 8 + length + entry["data_offsets"][0]
-        shape = tuple(entry["shape"])
+        start, shape = 8 + len(raw) + entry["data_offsets"][0], tuple(entry["shape"])
         tensors[name] = TensorInfo(path.name, entry["dtype"], shape, start, version)
     return tensors
 
@@ -126,16 +123,24 @@ def open_safetensors(path: Path, expected: str, framework: str = "np") -> Iterat
     The library checks dtypes and sizes, and that the tensors cover the data without overlap or
     gap. Raises CheckpointError if the file is not `expected`, e.g. "a statistics file".
     """
-    with unchanging(path) as same:
+    with _accepted(path, expected, framework) as (_, tensors):
+        yield tensors
+
+
+@contextmanager
+def _accepted(path: Path, expected: str, framework: str) -> Iterator[tuple[bytes, Any]]:
+    """The JSON of the header, and the file as the library opens it."""
+    with opened(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > MAX_BYTES:
+            raise CheckpointError(
+                f"{path}: not {expected} (its header would be {length} bytes, at most {MAX_BYTES} "
+                "are read)"
+            )
+        raw = file.read(length)
         try:
-            with same.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-            if length > MAX_BYTES:
-                raise CheckpointError(
-                    f"{path}: not {expected} (its header would be {length} bytes, at most "
-                    f"{MAX_BYTES} are read)"
-                )
-            with safe_open(same, framework=framework) as tensors:
-                yield tensors
+            # By its descriptor: another file may take its place at `path`.
+            with safe_open(f"/dev/fd/{file.fileno()}", framework=framework) as tensors:
+                yield raw, tensors
         except (OSError, SafetensorError) as e:
             raise CheckpointError(f"{path}: not {expected} ({e})") from e

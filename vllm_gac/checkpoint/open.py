@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -88,7 +89,7 @@ class Checkpoint:
         """One sentence for each tensor that cannot be made from the tensors of the files."""
         yield from ()
 
-    @property
+    @cached_property
     def config_sha256(self) -> str:
         """SHA-256 of config.json on disk; plans and statistics identify their model by it."""
         with opened(self.directory / "config.json") as file:

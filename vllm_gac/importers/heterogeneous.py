@@ -32,11 +32,10 @@ _ANY = "model.norm.weight"
 _MODEL_TYPES = {name: name for name in FAMILIES} | {"nemotron-nas": "llama", "deci": "llama"}
 
 
-def has_own_layers(raw: Mapping[str, Any], *keys: str) -> bool:
-    """Whether config.json has one of `keys`, and is of a model type that we serve."""
+def has_own_layers(raw: Mapping[str, Any], key: str) -> bool:
+    """Whether config.json has `key`, and is of a model type that we serve."""
     model_type = raw.get("model_type")
-    ours = isinstance(model_type, str) and model_type in _MODEL_TYPES
-    return ours and any(raw.get(key) for key in keys)
+    return isinstance(model_type, str) and model_type in _MODEL_TYPES and bool(raw.get(key))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Opening a model directory in any format that can be served."""
+"""Opening a model directory in any format that can be served, or one file of another tool."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -6,13 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.headers import TensorInfo, read_headers
-from vllm_gac.checkpoint.locate import locate_config, locate_weights
+from vllm_gac.checkpoint.locate import (
+    Weights,
+    locate_config,
+    locate_weights,
+    not_a_directory,
+    state_dict_files,
+)
 from vllm_gac.checkpoint.open import Checkpoint, checkpoint_of, quantized
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import palu, recognize
 from vllm_gac.importers.imported import Format as Format
-from vllm_gac.importers.imported import Source, dense_of, imported
+from vllm_gac.importers.imported import Imported, Source, dense_of, imported
 from vllm_gac.importers.pruned_shapes import infer_layout
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
@@ -31,10 +37,65 @@ def open_any_format(directory: Path, fits: Fits | None = None) -> tuple[Format, 
     """
     directory = Path(directory)
     config, weights = locate_config(directory), locate_weights(directory)
-    return recognized(directory, read_json(config), read_headers(weights), fits)
+    return _recognized(directory, read_json(config), read_headers(weights), fits)
 
 
-def recognized(
+def open_source(source: Path, base: Path | None) -> Checkpoint:
+    """The model in `source`. One in the files of another tool, or in state dicts, is an `Imported`.
+
+    Args:
+        source: A model directory, or a file with a state dict.
+        base: Directory of the model before compression. The config.json of a file is taken from
+            there; None: from beside it.
+
+    Raises:
+        CheckpointError: There is no such model, or its headers are broken.
+    """
+    if base is not None and not base.is_dir():
+        raise CheckpointError(f"{base}: {not_a_directory(base)}")
+    if source.suffix == ".safetensors":
+        raise CheckpointError(f"{source}: one file of a model; give the directory that it is in")
+    one_file = source.is_file() and source.suffix != ".gguf"
+    if one_file and source.name not in state_dict_files(source.parent):
+        raw = read_json(locate_config(_with_config(source, base)))
+        headers = read_headers(Weights(source.parent, (source.name,)))
+        _, model = _recognized(source.parent, raw, headers)
+    else:
+        _, model = open_any_format(source.parent if one_file else source)
+    pickled = any(info.key is not None for info in model.tensors.values())
+    if model.config.gac is None and not isinstance(model, Imported) and pickled:
+        return _dense(model)
+    return model
+
+
+def _with_config(file: Path, base: Path | None) -> Path:
+    """The directory with the config.json of the model in `file`."""
+    if base is None and not (file.parent / "config.json").exists():
+        raise CheckpointError(
+            f"{file}: there is no config.json beside it; give the directory of the model before "
+            "compression with --base"
+        )
+    return base or file.parent
+
+
+def _dense(model: Checkpoint) -> Imported:
+    """A dense model in state dicts, whose tensors are stored unchanged as safetensors."""
+    shapes = model.layout.tensors()
+    tied = {"lm_head.weight"} if model.layout.tie_word_embeddings else set()
+    return Imported(
+        format="dense",
+        directory=model.directory,
+        raw_config=model.raw_config,
+        config=model.config,
+        layout=model.layout,
+        tensors=model.tensors,
+        sources={name: Source((name,)) for name in shapes},
+        expected=shapes,
+        unused=frozenset(tied),
+    )
+
+
+def _recognized(
     directory: Path,
     raw: Mapping[str, Any],
     tensors: Mapping[str, TensorInfo],

@@ -7,7 +7,7 @@ because the config has none and the modules' attributes are wrong for grouped qu
 are fp32, norms and embeddings fp16.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def _sibling(linear: str, factor: str) -> str:
 
 
 # The factors are siblings of the linear they replace.
-FLAT = FactorNames(
+_NAMES = FactorNames(
     lambda linear: _sibling(linear, "v_proj.weight"),
     lambda linear: _sibling(linear, "u_proj.weight"),
     lambda linear: _sibling(linear, "u_proj.bias"),
@@ -42,28 +42,16 @@ def wrote(raw: Mapping[str, Any], names: frozenset[str]) -> bool:
 def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Imported:
     """Read the model in `directory`. Raises CheckpointError naming the tensor that is wrong."""
     base, dense = dense_of(raw, str(directory / "config.json"))
-    ranks = ranks_of(directory, linear_names(dense), FLAT, tensors)
-    model = Factorized(base, dense, ranks, FLAT)
-    return import_factorized("svd-llm", directory, model, tensors, mixed_dtypes=True)
-
-
-def ranks_of(
-    directory: Path, linears: Iterable[str], names: FactorNames, tensors: Mapping[str, TensorInfo]
-) -> dict[str, int]:
-    """The rank of each linear that has factors, from the shape of its down or up factor.
-
-    Raises CheckpointError naming a factor that is not a matrix.
-    """
     ranks: dict[str, int] = {}
-    for linear in linears:
-        for factor, axis in ((names.down(linear), 0), (names.up(linear), 1)):
-            info = tensors.get(factor)
-            if info is None:
-                continue
+    for linear in linear_names(dense):
+        for factor, axis in ((_NAMES.down(linear), 0), (_NAMES.up(linear), 1)):
+            if (info := tensors.get(factor)) is None:
+                continue  # if only one of the two is there, `faults` names the other
             if len(info.shape) != 2 or min(info.shape) < 1:
                 raise CheckpointError(
                     f"{directory / info.file}: {factor}: shape {list(info.shape)}, expected a "
                     "matrix whose rank is at least 1"
                 )
             ranks.setdefault(linear, info.shape[axis])
-    return ranks
+    model = Factorized(base, dense, ranks, _NAMES)
+    return import_factorized("svd-llm", directory, model, tensors, mixed_dtypes=True)

@@ -24,7 +24,7 @@ from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.importers.factorized import check_linears
 from vllm_gac.importers.imported import Imported
-from vllm_gac.importers.open_source import open_source
+from vllm_gac.importers.open_any import open_source
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, breakeven_rank
 from vllm_gac.layout.schema import CHANGED_BY, METHODS, Dim, validate
 from vllm_gac.planning.losses import Curve, Losses, part_of

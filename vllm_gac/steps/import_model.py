@@ -22,7 +22,7 @@ from vllm_gac.checkpoint.open import faults
 from vllm_gac.checkpoint.writer import companions_of, copy_companions, size_and_time
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Format, Imported
-from vllm_gac.importers.open_source import open_source
+from vllm_gac.importers.open_any import open_source
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.steps.import_request import ImportRequest
