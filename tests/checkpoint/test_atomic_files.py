@@ -37,7 +37,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(
     path = tmp_path / "file"
     path.write_text("old")
     monkeypatch.setattr(*STEPS[step], full)
-    with pytest.raises(CheckpointError, match=r"file: cannot be written \(.*No space left"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path / 'file'}: .*No space left"):
         WRITES[kind](path)
     monkeypatch.undo()
     assert path.read_text() == "old"
@@ -58,5 +58,5 @@ def test_a_disk_that_is_full_while_writing(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_directory_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"gone/file: cannot be written"):
+    with pytest.raises(CheckpointError, match="gone/file"):
         atomic_files.write_text(tmp_path / "gone" / "file", "new")

@@ -55,65 +55,56 @@ def test_a_pickled_phi_is_not_written_in_parts_that_transformers_does_not_read(
 
 def test_a_part_that_is_not_finite_is_found_by_its_own_name(tmp_path: Path) -> None:
     model = changed(tmp_path / "model", lambda tensors: tensors[QKV][70].fill_(torch.inf))
-    found = list(faults(open_checkpoint(model), finite=True))
-    assert found == [
-        f"{model}/model.safetensors: model.layers.1.self_attn.k_proj.weight: contains NaN or "
-        "infinity"
-    ]
+    (fault,) = faults(open_checkpoint(model), finite=True)
+    assert f"{model}/model.safetensors: model.layers.1.self_attn.k_proj.weight: " in fault
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda tensors: tensors.update({QKV: tensors[QKV][:-1]}),
-            rf"{QKV}: shape \[95, 48\], expected \[96, 48\]: 64 rows of self_attn.q_proj, 16 rows",
-        ),
-        (
-            lambda tensors: tensors.update({GATE_UP: tensors[GATE_UP].T}),
-            rf"{GATE_UP}: shape \[48, 192\], expected \[192, 48\]: 96 rows of mlp.gate_proj, 96",
-        ),
-        (
-            lambda tensors: tensors.update({QKV.replace("qkv", "k"): torch.ones(16, 48)}),
-            rf"{QKV}: holds self_attn.k_proj, which is also a tensor",
-        ),
-        (lambda tensors: tensors.pop(QKV), "model.layers.1.self_attn.q_proj.weight: missing"),
-        (
-            lambda tensors: tensors.update({QKV.replace("weight", "bias"): torch.ones(96)}),
-            "qkv_proj.bias: not part of the model",
-        ),
-    ],
-    ids=["rows", "transposed", "twice", "missing", "biased"],
-)
-def test_a_damaged_file_is_refused_by_the_name_of_its_tensor(
-    change: Change, message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError, match=message):
+# By case: what is changed, and what the message names.
+DAMAGED: dict[str, tuple[Change, str]] = {
+    "rows": (
+        lambda t: t.update({QKV: t[QKV][:-1]}),
+        rf"{QKV}: .*\[95, 48\].*\[96, 48\].*64 rows of self_attn.q_proj",
+    ),
+    "transposed": (lambda t: t.update({GATE_UP: t[GATE_UP].T}), rf"{GATE_UP}: .*\[192, 48\]"),
+    "twice": (
+        lambda t: t.update({QKV.replace("qkv", "k"): torch.ones(16, 48)}),
+        rf"{QKV}: .*self_attn.k_proj",
+    ),
+    "missing": (lambda t: t.pop(QKV), "model.layers.1.self_attn.q_proj.weight"),
+    "biased": (
+        lambda t: t.update({QKV.replace("weight", "bias"): torch.ones(96)}),
+        "qkv_proj.bias",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_file_is_refused_by_the_name_of_its_tensor(case: str, tmp_path: Path) -> None:
+    change, named = DAMAGED[case]
+    with pytest.raises(CheckpointError, match=named):
         open_dense(changed(tmp_path / "model", change))
 
 
 def test_other_families_have_no_fused_tensors(tmp_path: Path) -> None:
     model = write(tmp_path / "model", PHI, tokenizer=False)
     (model / "config.json").write_text(json.dumps(config(num_key_value_heads=1)))
-    with pytest.raises(CheckpointError, match=r"self_attn\.q_proj\.weight: missing"):
+    with pytest.raises(CheckpointError, match=r"self_attn\.q_proj\.weight"):
         open_dense(model)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("key", "value"),
     [
-        ({"rope_scaling": {"type": "longrope"}}, "rope_type: LongRoPE turns by one table"),
-        ({"partial_rotary_factor": 0.75}, "partial_rotary_factor: is 0.75; .* turn whole heads"),
-        (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
-            "rope_type: is 'yarn', which transformers refuses for a Phi-4 or reads as LongRoPE",
-        ),
-        ({"attention_bias": True}, "attention_bias: is true, .* Phi-4 models without biases"),
+        ("rope_scaling", {"type": "longrope"}),
+        ("partial_rotary_factor", 0.75),
+        ("rope_parameters", {"rope_type": "yarn", "factor": 4.0}),
+        ("attention_bias", True),
     ],
 )
-def test_what_is_not_exact_is_refused(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        layout_of(config(model_type="phi3", **changes))
+def test_what_is_not_exact_is_refused(key: str, value: object) -> None:
+    named = key if key in ("partial_rotary_factor", "attention_bias") else "rope_type"
+    with pytest.raises(CheckpointError, match=named):
+        layout_of(config(model_type="phi3", **{key: value}))
 
 
 def test_a_phi4_as_microsoft_writes_it() -> None:

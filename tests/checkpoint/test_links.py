@@ -1,87 +1,104 @@
 """Links out of a model directory are not followed; those of the Hub's cache are, all of them."""
 
 import json
-import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.dense_models import config, weights, write_text, write_tokenizer
+from tests.support.dense_models import config, weights, write, write_text
 from tests.support.hub import cached, files_of
+from tests.support.state_dicts import write_bin
+from vllm_gac.checkpoint.locate import INDEX_FILE
 from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.checkpoint.writer import companions_of, write_index
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_source
 from vllm_gac.texts.token_text import windows
 
-TEMPLATE = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+Read = Callable[[Path], object]
 
 
-def conversation(model: Path, beside: Path) -> object:
-    path = beside / "chat.jsonl"
+def chat(model: Path) -> object:
+    path = model.parent / "chat.jsonl"
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "words"}]}))
     return windows(model, [path], length=4, max_tokens=None)
 
 
-def template_file(directory: Path) -> None:
-    (directory / "chat_template.jinja").write_text(TEMPLATE["chat_template"])
+def text(model: Path) -> object:
+    return windows(model, [write_text(model.parent / "t.txt")], length=64, max_tokens=None)
 
 
-def template_in_config(directory: Path) -> None:
-    (directory / "tokenizer_config.json").write_text(json.dumps(TEMPLATE))
+def base_of_a_file(model: Path) -> object:
+    torch.save(weights(config()), model.parent / "weights.pt")
+    return open_source(model.parent / "weights.pt", model)
 
 
-def state_dict(path: Path) -> Path:
-    torch.save(weights(config()), path)
-    return path
+# The file that is linked, and what reads it.
+READERS: list[tuple[str, Read]] = [
+    ("config.json", open_checkpoint),
+    ("config.json", base_of_a_file),
+    ("model.safetensors", open_checkpoint),
+    (INDEX_FILE, open_checkpoint),
+    ("pytorch_model.bin", open_checkpoint),
+    ("tokenizer.json", text),
+    ("tokenizer.json", companions_of),
+    ("chat_template.jinja", chat),
+    ("tokenizer_config.json", chat),
+]
 
 
-def dense(directory: Path) -> None:
-    (directory / "config.json").write_text(json.dumps(config()))
-    state_dict(directory / "pytorch_model.bin")
+def model_with(directory: Path, name: str) -> Path:
+    if name.endswith(".bin"):
+        return write_bin(directory, config())
+    write(directory, config())
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    if name.endswith(".jinja"):
+        (directory / name).write_text(template)
+    if name == "tokenizer_config.json":
+        (directory / name).write_text(json.dumps({"chat_template": template}))
+    if name == INDEX_FILE:
+        write_index(open_checkpoint(directory))
+    return directory
 
 
-# The file that is linked, what makes it, and what reads it.
-READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path, Path], object]]] = {
-    "a tokenizer": (
-        "tokenizer.json",
-        lambda model: None,
-        lambda model, beside: windows(
-            model, [write_text(beside / "t.txt")], length=64, max_tokens=None
-        ),
-    ),
-    "a chat template": ("chat_template.jinja", template_file, conversation),
-    "a tokenizer's config": ("tokenizer_config.json", template_in_config, conversation),
-    "a state dict": ("pytorch_model.bin", dense, lambda model, beside: open_checkpoint(model)),
-    "the config of --base": (
-        "config.json",
-        dense,
-        lambda model, beside: open_source(state_dict(beside / "weights.pt"), model),
-    ),
-}
-
-
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(("name", "read"), READERS)
 def test_links_are_followed_within_the_directory_and_the_hubs_cache(
-    reader: str, tmp_path: Path
+    name: str, read: Read, tmp_path: Path
 ) -> None:
-    name, make, read = READERS[reader]
-    model = tmp_path / "model"
-    model.mkdir()
-    write_tokenizer(model / "tokenizer.json", 128)
-    make(model)
-
+    model = model_with(tmp_path / "model", name)
     snapshot = cached(tmp_path, "org/name", files_of(model))
     assert (snapshot / name).is_symlink()
-    beside = tmp_path / "beside"
-    beside.mkdir()
-    read(snapshot, beside)
-    shutil.rmtree(beside)
-
-    (model / name).rename(tmp_path / "elsewhere")
+    read(snapshot)
+    (model / name).rename(model / "elsewhere")
+    (model / name).symlink_to("elsewhere")
+    read(model)
+    (model / "elsewhere").rename(tmp_path / "elsewhere")
+    (model / name).unlink()
     (model / name).symlink_to(tmp_path / "elsewhere")
-    beside.mkdir()
-    with pytest.raises(CheckpointError, match="outside the model directory") as refusal:
-        read(model, beside)
-    assert str(refusal.value).startswith(f"{model / name}: links to ")
+    with pytest.raises(CheckpointError, match=str(model / name)):
+        read(model)
+
+
+def test_links_that_older_tools_wrote_are_copied_as_the_error_says(tmp_path: Path) -> None:
+    model, linked = write(tmp_path / "blobs", config()), tmp_path / "all links"
+    linked.mkdir()
+    for file in model.iterdir():
+        (linked / file.name).symlink_to(file)
+    with pytest.raises(CheckpointError) as refused:
+        open_checkpoint(linked)
+    _, _, copy = str(refused.value).partition("copy the files themselves: ")
+    subprocess.run(["sh", "-c", copy], cwd=tmp_path, check=True)
+    open_checkpoint(tmp_path / "COPY")
+
+
+def test_a_local_directory_of_links_into_the_cache_is_read(tmp_path: Path) -> None:
+    """As older versions of `hf download --local-dir` wrote them."""
+    snapshot = cached(tmp_path, "org/name", files_of(write(tmp_path / "model", config())))
+    local = tmp_path / "local"
+    local.mkdir()
+    for file in snapshot.iterdir():
+        (local / file.name).symlink_to(file.resolve())
+    open_checkpoint(local)

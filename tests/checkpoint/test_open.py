@@ -164,6 +164,6 @@ def test_remote_code_and_unknown_keys_of_a_config_are_ignored(tmp_path: Path) ->
 def test_a_tensor_that_is_asked_for_and_missing_is_named(tmp_path: Path) -> None:
     with (
         open_checkpoint(write_model(tmp_path, config())).reader() as read,
-        pytest.raises(CheckpointError, match="nothing is missing"),
+        pytest.raises(CheckpointError, match="nothing"),
     ):
         read("nothing")

