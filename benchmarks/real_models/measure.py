@@ -104,7 +104,7 @@ class Measuring:
             own_attention=name == OWN_ATTENTION,
         )
         log = self.out / "logs" / f"{directory_name(name)}-{precision}.log"
-        tokens, scores = self._windows(directory) if self.windows else [], []
+        tokens, scores = self.checked_windows(directory) if self.windows else [], []
         begun = time.monotonic()
         sequences = min(_SEQUENCES, max(len(problems), 1))
         with serving(name, directory, how, log, sequences=sequences) as engine:
@@ -138,11 +138,11 @@ class Measuring:
             result["as_served"] = against_reference(scores, directory, tokens, self.making.device)
         return result
 
-    def _windows(self, directory: Path) -> list[torch.Tensor]:
-        """The first windows of answers, [length] each."""
+    def checked_windows(self, directory: Path) -> list[torch.Tensor]:
+        """The first windows of answers, [length] each, that engines are checked on."""
         text = [self.texts / "answers-held-out.jsonl.gz"]
         wanted = self.windows * _LENGTH
-        found = window_batches(directory, text, length=_LENGTH, max_tokens=wanted)
+        found, _ = window_batches(directory, text, length=_LENGTH, max_tokens=wanted)
         return [window for batch in found for window in batch]
 
     def _recorded(

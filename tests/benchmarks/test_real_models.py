@@ -14,16 +14,19 @@ import pytest
 from benchmarks.common.json_lines import append_line, lines_of
 from benchmarks.real_models import parts, texts
 from benchmarks.real_models.__main__ import main
+from benchmarks.real_models.as_served import against_reference
 from benchmarks.real_models.compressed import Making, directory_name
 from benchmarks.real_models.gguf_model import convert
 from benchmarks.real_models.human_eval import paired, passed
 from benchmarks.real_models.lease import Job, Lease
+from benchmarks.real_models.measure import Measuring
 from benchmarks.real_models.overlap import Overlap
 from benchmarks.real_models.page import write_result
 from benchmarks.real_models.prompts import prompts
 from benchmarks.real_models.rows import ROWS, chosen
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import GacError
 from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.calibrate_request import CalibrateRequest
@@ -186,6 +189,25 @@ def test_a_row_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     making = Making(tmp_path / "model", tmp_path / "none", tmp_path, [], 0, "cpu", seconds=300)
     with pytest.raises(GacError, match="none"):
         making.make("KV .5")
+
+
+def test_an_engine_is_compared_with_the_reference_token_by_token(tmp_path: Path) -> None:
+    model, device = tmp_path / "model", "cpu"
+    write(model, config())
+    texts.write_records(tmp_path / "answers-held-out.jsonl.gz", [{"text": "some words " * 300}])
+    making = Making(model, tmp_path, tmp_path, [], 0, device, seconds=1)
+    windows = Measuring(making, tmp_path, tmp_path, tmp_path, windows=2).checked_windows(model)
+    assert [window.dim() for window in windows] == [1, 1]
+    checkpoint, engine = open_checkpoint(model), []
+    with checkpoint.reader() as read:
+        for window in windows:
+            found = logits(reference(checkpoint), read, window[None])[0, :-1].log_softmax(-1)
+            scores = found.gather(1, window[1:, None])[:, 0] - 0.5
+            engine.append((scores.tolist(), found.argmax(-1).tolist()))
+    compared = against_reference(engine, model, windows, device)
+    assert compared["loss"] - compared["reference_loss"] == pytest.approx(0.5, abs=1e-4)
+    assert compared["difference"] == pytest.approx(0.5, abs=1e-4)
+    assert compared["agreement"] == 1
 
 
 def test_parts_make_the_file_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
