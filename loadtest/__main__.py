@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "out",
         type=Path,
-        help="the report (.html; .json and .csv beside it); an older one is replaced",
+        help="the report (.html; .json beside it); an older one is replaced",
     )
     report.add_argument("runs", type=Path, nargs="+", help="directories of runs")
     report.add_argument("--title", default="Load test")
@@ -107,6 +107,30 @@ def _add_fail_on(parser: argparse.ArgumentParser) -> None:
         "surely worse than the baseline in anything, or whether it is cannot be told; may be given "
         "more than once",
     )
+    parser.add_argument(
+        "--margin",
+        type=_fraction,
+        help="with --fail-on worse: fail unless servers are surely not worse by more, such as 5%%",
+    )
+    parser.add_argument(
+        "--these-starts",
+        action="store_true",
+        help="with --fail-on worse: a verdict of the starts that there are is enough, even of one",
+    )
+
+
+def _fraction(text: str) -> float:
+    """ "5%" or "0.05" -> 0.05."""
+    value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 < value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _check_gate(options: argparse.Namespace) -> None:
+    if "worse" not in options.fail_on and (options.margin is not None or options.these_starts):
+        option = "--these-starts" if options.margin is None else "--margin"
+        raise LoadTestError(f"{option} needs --fail-on worse, which it changes")
 
 
 def _schedule(options: argparse.Namespace) -> None:
@@ -139,6 +163,7 @@ def _schedule(options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
     from loadtest.report.report import ReportOptions, write_report
 
+    _check_gate(options)
     write_report(
         options.runs,
         options.out,
@@ -151,9 +176,11 @@ def _report(options: argparse.Namespace) -> None:
             slo_ttft=options.slo_ttft,
             slo_tpot=options.slo_tpot,
             ideal=tuple(options.ideal),
+            margin=options.margin,
+            these_starts=options.these_starts,
         ),
     )
-    print(f"{options.out}, {options.out.with_suffix('.json')}, {options.out.with_suffix('.csv')}")
+    print(f"{options.out}, {options.out.with_suffix('.json')}")
     _fail_on(options.fail_on, options.out)
 
 
@@ -162,6 +189,7 @@ def _ab(options: argparse.Namespace) -> None:
     from loadtest.ab.comparison_file import MAX_REPEATS, load_comparison
     from loadtest.ab.progress import prediction
 
+    _check_gate(options)
     # SIGTERM exits as Ctrl-C does, so that the clean-up stops the server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if options.part < 1:
@@ -178,7 +206,8 @@ def _ab(options: argparse.Namespace) -> None:
     if options.dry_run:
         print(prediction(comparison))
         return
-    report = run_comparison(comparison, options.out, options.part, options.pool)
+    gate = {"margin": options.margin, "these_starts": options.these_starts}
+    report = run_comparison(comparison, options.out, options.part, options.pool, gate)
     print(report)
     _fail_on(options.fail_on, report)
 

@@ -13,8 +13,10 @@ measurement that is cut short has compared what it has measured.
 import contextlib
 import dataclasses
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from loadtest.ab.comparison_file import Comparison, Server, Traffic
 from loadtest.ab.measure import Staircase, climb, start_all, up
@@ -36,7 +38,11 @@ _WARMUP_SEED = 20_250_221
 
 
 def run_comparison(
-    comparison: Comparison, out: Path, part: int = 1, pool: Sequence[Path] = ()
+    comparison: Comparison,
+    out: Path,
+    part: int = 1,
+    pool: Sequence[Path] = (),
+    gate: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Do all runs, each in its own directory below `out`, and write out/report.html.
 
@@ -47,6 +53,7 @@ def run_comparison(
         out: directory for it.
         part: which part of a measurement in parts this is. Each has schedules of its own.
         pool: directories of earlier parts, whose runs are in the report, too.
+        gate: further options of the report, by name.
 
     Raises LoadTestError if `out` has runs of another comparison, if a pooled part has the same
     schedules, or if a server or a client fails.
@@ -65,11 +72,11 @@ def run_comparison(
             _measure(comparison, out, part, first, earlier, warmup, progress, turns, seed)
         except (KeyboardInterrupt, LoadTestError):
             if found := _complete(out):
-                _report(comparison, [*earlier, *found], report)
+                _report(comparison, [*earlier, *found], report, gate)
                 print(f"stopped; what there is: {report}", flush=True)
             print("to go on: the same command again", flush=True)
             raise
-    _report(comparison, [*earlier, *_complete(out)], report)
+    _report(comparison, [*earlier, *_complete(out)], report, gate)
     return report
 
 
@@ -163,7 +170,9 @@ def _climb(
     )
     write_staircase(steps, zlib.crc32(whole.stem.encode()), whole)
     names = tuple(f"{staircase.names[number]}-again" for number in bad)
-    again = Staircase(f"{staircase.name}-again", staircase.traffic, whole, steps, names)
+    again = Staircase(
+        f"{staircase.name}-again", staircase.traffic, whole, steps, names, staircase.search
+    )
     return [*runs, *climb(comparison, server, running, name, again, out)]
 
 
@@ -184,7 +193,9 @@ def _number(part: int, repeat: int) -> str:
     return str(repeat) if part == 1 else f"{part}.{repeat}"
 
 
-def _report(comparison: Comparison, runs: Sequence[Path], out: Path) -> None:
+def _report(
+    comparison: Comparison, runs: Sequence[Path], out: Path, gate: Mapping[str, Any]
+) -> None:
     """Write the report, without what is of servers that have no run yet."""
     labels = {read_info(run)["label"] for run in runs}
     against = comparison.baseline if comparison.baseline in labels else None
@@ -194,6 +205,7 @@ def _report(comparison: Comparison, runs: Sequence[Path], out: Path) -> None:
         against,
         ideal=tuple(ideals if against else ()),
         gpu_price=comparison.gpu_price,
+        **gate,
     )
     write_report(runs, out, options)
 
@@ -285,7 +297,7 @@ def _search(
         whole = out / f"{name}-{path.stem}-{label}.jsonl"
         write_staircase([step], zlib.crc32(whole.stem.encode()), whole)
         run = f"{path.stem}-{rate:g}-per-second-{label}"
-        staircase = Staircase(f"{path.stem}-{label}", traffic, whole, (step,), (run,))
+        staircase = Staircase(f"{path.stem}-{label}", traffic, whole, (step,), (run,), True)
         climbed = _climb(comparison, server, running, name, staircase, out)
         made.extend(climbed)
         return [run for run in map(load_run, climbed) if run.verdict.valid]

@@ -34,13 +34,17 @@ _ELSEWHERE = "elsewhere"  # GPUs that this machine does not have
 
 @dataclass(frozen=True, slots=True)
 class Staircase:
-    """One scenario of one repeat: the whole schedule, its steps, and the names of their runs."""
+    """One scenario of one repeat: the whole schedule, its steps, and the names of their runs.
+
+    `search` says that its rates are of a search, and so of one server alone.
+    """
 
     name: str
     traffic: Traffic
     schedule: Path
     steps: tuple[Step, ...]
     names: tuple[str, ...]
+    search: bool = False
 
 
 def start_all(
@@ -156,6 +160,7 @@ def climb(
         "server_command": _command(comparison, server),
         "gpus": server.gpus,
         "start": _name_of_start(comparison, server, running, out),
+        "search": staircase.search,
     }
     runs = split_into_runs(directory, staircase.steps, runs, about, stopped)
     for run, (before, after) in zip(runs, pairwise(scraped), strict=stopped == math.inf):

@@ -5,19 +5,19 @@ promises, 0 is no speedup, and below 0 the smaller model is slower. Prefill is j
 TTFT, decode by the median TPOT.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from loadtest.errors import LoadTestError
-from loadtest.report.intervals import Estimate, Ints, Samples, ratio, ratio_of_totals
+from loadtest.report.intervals import Estimate, Ints, ratio, ratio_of_totals
 from loadtest.report.summary import MEASURES, PERCENTS, PooledRuns, amounts
 
 PHASES = {"prefill": "ttft", "decode": "tpot"}
 # Starts of one server differ by more than its runs do: two tell nothing of how much.
 ENOUGH_STARTS = 3
+_SAME_LENGTH = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,11 @@ class Comparison:
         goodput: of requests per second that kept the SLO.
         answered: of the share of requests that did not fail.
         energy: of output tokens within the SLO per joule; NaN if it was not measured.
+        length: how many tokens an answer of `label` has for each one of the baseline's.
         ideal, realized: by phase.
         paired: how many repeats had the same schedule. 0: the servers had different ones, and what
             their traffic differs in by chance is in the intervals.
+        left_out: how many runs have no partner under the same schedule.
         starts: how often the server was started that was started less often.
     """
 
@@ -43,10 +45,17 @@ class Comparison:
     goodput: Estimate
     answered: Estimate
     energy: Estimate
+    length: float
     ideal: dict[str, float]
     realized: dict[str, Estimate]
     paired: int
+    left_out: int
     starts: int
+
+    @property
+    def same_length(self) -> bool:
+        """Whether both servers answered as much: a model that stops early is done early."""
+        return not abs(self.length - 1) > _SAME_LENGTH
 
 
 def parse_ideals(texts: Sequence[str]) -> dict[tuple[str, str], float]:
@@ -89,82 +98,93 @@ def compare(
 def _compare(
     base: PooledRuns, other: PooledRuns, ideals: Mapping[tuple[str, str], float]
 ) -> Comparison:
-    paired = _paired(base, other)
-    # Blocks of the other server in the order of the baseline's.
-    order = np.argsort([a for a, _ in sorted(paired, key=lambda pair: pair[1])])
-    starts = base.block_starts, other.block_starts
-    if paired:
-        starts = starts[0], _numbered(starts[1].reshape(len(order), -1)[order].ravel())
-    speedup = {
-        measure: {p: _speedup(base, other, measure, p, paired, starts) for p in PERCENTS}
-        for measure in MEASURES
-    }
+    pairs = _pairs(base, other)
+    kept = [sorted({pair[side] for pair in pairs}) for side in (0, 1)]
+    if not pairs:
+        kept = [list(range(len(group.runs))) for group in (base, other)]
+    starts = min(
+        len({group.start_of(number) for number in numbers})
+        for group, numbers in zip((base, other), kept, strict=True)
+    )
+    units, paired, by_start = _units(base, other, pairs, starts), bool(pairs), starts > 1
+
+    def speedup(measure: str, percent: float) -> Estimate:
+        samples = base.samples[measure], other.samples[measure]
+        return ratio(*samples, percent, units, paired, by_start)
+
+    one, two = amounts(base), amounts(other)
+
+    def gain(name: str, per: str) -> Estimate:
+        """The amount of `name` for each of `per`, of `other` over the baseline's."""
+        mine, theirs = (two[name], two[per]), (one[name], one[per])
+        return ratio_of_totals(mine, theirs, units[::-1], paired)
+
+    speedups = {measure: {p: speedup(measure, p) for p in PERCENTS} for measure in MEASURES}
     ideal = {
         phase: ideals[other.label, phase] for phase in PHASES if (other.label, phase) in ideals
     }
     realized = {}
     for phase, best in ideal.items():
-        e = speedup[PHASES[phase]][50.0]
+        e = speedups[PHASES[phase]][50.0]
         parts = ((number - 1) / (best - 1) for number in (e.value, e.low, e.high))
         realized[phase] = Estimate(*parts)
-    one, two = amounts(base), amounts(other)
-
-    def gain(name: str, per: str) -> Estimate:
-        """The amount of `name` for each of `per`, of `other` over the baseline's."""
-        mine, my_units = two[name], two[per]
-        if paired:
-            mine, my_units = (a.reshape(len(order), -1)[order].ravel() for a in (mine, my_units))
-        return ratio_of_totals((mine, my_units), (one[name], one[per]), bool(paired), starts)
-
     return Comparison(
         label=other.label,
         baseline=base.label,
         traffic=other.traffic,
         rate=other.rate,
-        speedup=speedup,
+        speedup=speedups,
         goodput=gain("good", "seconds"),
         answered=gain("answered", "due"),
         energy=gain("good tokens", "joules"),
+        length=other.answered_length / base.answered_length,
         ideal=ideal,
         realized=realized,
-        paired=len(paired),
-        starts=min(base.starts, other.starts),
+        paired=len(pairs),
+        left_out=len(base.runs) + len(other.runs) - sum(map(len, kept)),
+        starts=starts,
     )
 
 
-def _paired(base: PooledRuns, other: PooledRuns) -> list[tuple[int, int]]:
-    """The numbers of the repeats of both that had the same schedule."""
-    lengths = {round(end - begin, 3) for begin, end in (*base.windows, *other.windows)}
-    if len(lengths) > 1 or len(set(base.schedules)) < len(base.schedules):
-        return []
-    place = {schedule: number for number, schedule in enumerate(base.schedules)}
-    pairs = [(place[s], number) for number, s in enumerate(other.schedules) if s in place]
-    # A part of the repeats is not a fair picture of either: all or none.
-    return pairs if len(pairs) == len(base.runs) == len(other.runs) else []
+def _pairs(base: PooledRuns, other: PooledRuns) -> list[tuple[int, int]]:
+    """The numbers of the repeats of both that had the same schedule, each in one pair.
+
+    Several repeats of one schedule are paired in their order. What has no partner, such as where
+    the other's run is INVALID, is left out.
+    """
+    free: dict[tuple[str, float], list[int]] = {}
+    for number in range(len(base.runs)):
+        free.setdefault(base.traffic_of(number), []).append(number)
+    pairs = []
+    for number in range(len(other.runs)):
+        if mine := free.get(other.traffic_of(number)):
+            pairs.append((mine.pop(0), number))
+    return pairs
 
 
-def _speedup(
-    base: PooledRuns,
-    other: PooledRuns,
-    measure: str,
-    percent: float,
-    paired: Sequence[tuple[int, int]],
-    starts: tuple[Ints, Ints],
-) -> Estimate:
-    theirs, mine = base.samples[measure], other.samples[measure]
-    if paired:
-        mine = _renumbered(mine, other.blocks // len(other.runs), {b: a for a, b in paired})
-    return ratio(theirs, mine, percent, (base.blocks, other.blocks), bool(paired), starts)
+def _units(
+    base: PooledRuns, other: PooledRuns, pairs: Sequence[tuple[int, int]], starts: int
+) -> tuple[Ints, Ints]:
+    """[blocks] of both: the unit of chance that each block is of, -1 if it is of none.
 
-
-def _numbered(starts: Ints) -> Ints:
-    """The same starts, numbered in the order in which they come."""
-    seen = list(dict.fromkeys(starts.tolist()))
-    return np.array([seen.index(start) for start in starts.tolist()])
-
-
-def _renumbered(samples: Samples, per_run: int, place: Mapping[int, int]) -> Samples:
-    """The samples with each run's blocks where `place` puts the run."""
-    runs, inside = np.divmod(samples.blocks, per_run)
-    moved = np.array([place[run] for run in range(len(place))])[runs]
-    return dataclasses.replace(samples, blocks=moved * per_run + inside)
+    That is the start of the server, or the block if one server has only one start.
+    """
+    if not pairs:
+        one, two = (
+            group.block_starts if starts > 1 else np.arange(group.blocks) for group in (base, other)
+        )
+        return one, two
+    one, two = (np.full(group.blocks, -1) for group in (base, other))
+    fewer = 0 if len(set(base.starts_of_runs)) <= len(set(other.starts_of_runs)) else 1
+    names: dict[object, int] = {}
+    for pair in pairs:
+        mine, theirs = base.run_blocks[pair[0]], other.run_blocks[pair[1]]
+        start = (base, other)[fewer].start_of(pair[fewer])
+        many = mine.count == theirs.count and starts == 1
+        for number in range(max(mine.count, theirs.count)):
+            own = start if starts > 1 else (pair, number if many else 0)
+            unit = names.setdefault(own, len(names))
+            for units, run in ((one, mine), (two, theirs)):
+                if number < run.count:
+                    units[run.first + number] = unit
+    return one, two

@@ -1,4 +1,4 @@
-"""The report's plots as inline SVG: latency CDFs, the run over time, latency over rate."""
+"""The report's plots as inline SVG: ratios, latency CDFs, latency over rate."""
 
 import io
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from loadtest.report.comparison import Comparison
 from loadtest.report.intervals import Floats
 from loadtest.report.summary import PooledRuns, Summary
 
@@ -29,7 +30,46 @@ _STYLE: Any = {
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
 }
+_RATIOS = (("ttft", 50.0), ("ttft", 99.0), ("tpot", 50.0), ("tpot", 99.0))
 _NAMES = {"ttft": "Time to first token", "itl": "Inter-token latency", "e2e": "Whole answer"}
+
+
+def ratio_whiskers(comparisons: Sequence[Comparison], labels: Sequence[str]) -> str:
+    """All ratios to the baseline with their intervals: what is right of 1 is better."""
+    places = list(dict.fromkeys((c.traffic, c.rate) for c in comparisons))
+    servers = list(dict.fromkeys(c.label for c in comparisons))
+    many = len({traffic for traffic, _ in places}) > 1
+    names = [f"{traffic}, {rate:g}/s" if many else f"{rate:g}/s" for traffic, rate in places]
+    with mpl.rc_context(_STYLE):
+        height = 1.1 + 0.28 * len(places) * (0.5 + 0.5 * len(servers))
+        figure = Figure(figsize=(10.5, height), layout="constrained")
+        row = _row(figure, len(_RATIOS) + 1)
+        for axes, (measure, percent) in zip(row, (*_RATIOS, ("goodput", 0.0)), strict=True):
+            for c in comparisons:
+                e = c.speedup[measure][percent] if percent else c.goodput
+                if not 0 < e.value < np.inf:
+                    continue
+                place = places.index((c.traffic, c.rate)) + 0.2 * servers.index(c.label)
+                # An interval without an end goes to the edge of the picture.
+                low, high = max(e.low, e.value / 10), min(e.high, e.value * 10)
+                colour = _COLOURS[list(labels).index(c.label) % len(_COLOURS)]
+                whiskers = [[e.value - low], [high - e.value]]
+                axes.errorbar(
+                    e.value, place, xerr=whiskers, fmt="o", color=colour, capsize=3, markersize=4
+                )
+            axes.axvline(1, color="#888", linestyle=":")
+            axes.set(title=f"{measure.upper()} p{percent:g}" if percent else "goodput")
+            axes.set(xscale="log", ylim=(len(places) - 0.3, -0.7), yticks=range(len(places)))
+            axes.set_yticklabels(names if axes is row[0] else [])
+            low, high = axes.get_xlim()
+            axes.set_xlim(max(low, 1 / 8), min(max(high, 1.05), 8))
+            _plain_ticks(axes)
+        for label in servers if len(servers) > 1 else ():
+            colour = _COLOURS[list(labels).index(label) % len(_COLOURS)]
+            row[0].plot([], [], "o", color=colour, label=label)
+        if len(servers) > 1:
+            figure.legend(frameon=False, loc="outside lower center", ncols=len(servers))
+        return _svg(figure)
 
 
 def latency_cdfs(groups: Sequence[PooledRuns], labels: Sequence[str]) -> str:
@@ -55,49 +95,6 @@ def latency_cdfs(groups: Sequence[PooledRuns], labels: Sequence[str]) -> str:
         figure.axes[0].set_ylabel("fraction within")
         if figure.axes[0].get_legend_handles_labels()[0]:
             figure.axes[0].legend(frameon=False, loc="lower right")
-        return _svg(figure)
-
-
-def timeline(groups: Sequence[PooledRuns], labels: Sequence[str]) -> str:
-    """Arrivals, requests in flight and TTFT over the first run of each group of one rate."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(10.5, 4.6), layout="constrained")
-        arrivals, running, first = figure.subplots(3, 1, sharex=True)
-        due = [request.timestamp / 1000 for request in groups[0].runs[0].schedule.requests]
-        width = max(due[-1] / 120, 0.5)
-        counts, edges = np.histogram(due, bins=np.arange(0, due[-1] + 2 * width, width))
-        arrivals.stairs(counts / width, edges, fill=True, color="#bbb")
-        arrivals.set(title="Scheduled arrivals", ylabel="per second")
-        for group in groups:
-            colour = _colour(group, labels)
-            records = [r for r in group.runs[0].records if not np.isnan(r.sent + r.ended)]
-            moments = np.array([r.sent for r in records] + [r.ended for r in records])
-            steps = np.repeat([1, -1], len(records))
-            order = np.argsort(moments, kind="stable")
-            running.step(
-                moments[order],
-                np.cumsum(steps[order]),
-                where="post",
-                color=colour,
-                label=group.label,
-            )
-            answered = [r for r in records if r.ok]
-            first.scatter(
-                [r.scheduled for r in answered],
-                [r.ttft * 1e3 for r in answered],
-                s=5,
-                alpha=0.5,
-                linewidths=0,
-                color=colour,
-            )
-        running.set(title="Requests under way", ylim=(0, None))
-        first.set(title="Time to first token", xlabel="seconds into the run", yscale="log")
-        first.set_ylabel("milliseconds (log)")
-        _plain_ticks(first, "y")
-        if len(groups) > 1:
-            running.legend(
-                frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(groups)
-            )
         return _svg(figure)
 
 

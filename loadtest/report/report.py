@@ -1,12 +1,10 @@
-"""Writes one self-contained HTML page about runs, and the same numbers as JSON and CSV.
+"""Writes one self-contained HTML page about runs, and the same numbers as JSON.
 
 The page loads no script, font or picture from elsewhere. It begins with the verdict: whether the
 runs are valid.
 """
 
-import csv
 import dataclasses
-import io
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -19,9 +17,9 @@ import jinja2
 from loadtest.errors import LoadTestError
 from loadtest.report import plots
 from loadtest.report.capacity import GOOD_ENOUGH, Capacity, capacities
-from loadtest.report.comparison import Comparison, compare, parse_ideals
-from loadtest.report.conclusion import conclusion, failures, told, worse
-from loadtest.report.intervals import Estimate, clustering
+from loadtest.report.comparison import ENOUGH_STARTS, Comparison, compare, parse_ideals
+from loadtest.report.conclusion import conclusion, failures, judged
+from loadtest.report.gate import worse
 from loadtest.report.summary import (
     MEASURES,
     PERCENTS,
@@ -38,9 +36,7 @@ from vllm_gac.checkpoint.atomic_files import write_text
 
 # Fewer blocks than this have intervals that are too wide to decide by.
 _FEW_BLOCKS = 9
-# Simulated: up to the highest rate that keeps the SLO, the design effect of TTFT p90 is 1 to 6. At
-# half as much again it is more, and there intervals of 99th percentiles hold less than 95 %.
-_CLUSTERED = 6.0
+_WITHIN = 0.05  # what a ratio should be known within
 _FROZEN = 0.1  # seconds
 
 
@@ -49,6 +45,7 @@ class ReportOptions:
     """The options of the command line.
 
     Times are in seconds; `ideal` is LABEL:PHASE=RATIO; `gpu_price` is that of one GPU for an hour.
+    `margin` and `these_starts` are as in gate.py.
     """
 
     title: str = "Load test"
@@ -59,6 +56,8 @@ class ReportOptions:
     slo_tpot: float | None = None
     ideal: tuple[str, ...] = ()
     gpu_price: float | None = None
+    margin: float | None = None
+    these_starts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,7 @@ class Report:
     baseline: str | None = None
     gpu_price: float | None = None
     left_out: list[Run] = dataclasses.field(default_factory=list)
+    worse: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def labels(self) -> list[str]:
@@ -82,10 +82,10 @@ class Report:
         return list(dict.fromkeys(run.info["label"] for run in self.runs))
 
     @property
-    def conclusion(self) -> str:
-        """What the runs show, in a sentence; nothing if no run is valid."""
+    def conclusion(self) -> list[str]:
+        """What the runs show, a line each; nothing if no run is valid."""
         if not self.valid:
-            return "No run is valid, so nothing is concluded."
+            return ["No run is valid, so nothing is concluded"]
         return conclusion(self.groups, self.summaries, self.comparisons, self.capacities)
 
     @property
@@ -95,7 +95,7 @@ class Report:
 
 
 def write_report(directories: Sequence[Path], out: Path, options: ReportOptions) -> Report:
-    """Write `out` (.html), and .json and .csv beside it.
+    """Write `out` (.html), and .json beside it.
 
     Raises LoadTestError if `out` is not .html, an option is wrong, or a run cannot be read or is
     given twice.
@@ -108,7 +108,6 @@ def write_report(directories: Sequence[Path], out: Path, options: ReportOptions)
     content = json.dumps(_as_json(report), indent=1, allow_nan=False)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out.with_suffix(".json"), content + "\n")
-    write_text(out.with_suffix(".csv"), _as_csv(report))
     write_text(out, page)
     return report
 
@@ -137,9 +136,17 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
         capacities=capacities(groups),
         runs=runs,
         left_out=left_out,
-        notes=_notes(groups, summaries),
+        notes=_notes(groups, summaries, comparisons),
         baseline=options.baseline,
         gpu_price=options.gpu_price,
+        worse=worse(
+            [*runs, *left_out],
+            [group for group in groups if all(run.verdict.valid for run in group.runs)],
+            comparisons,
+            options.baseline,
+            options.margin,
+            options.these_starts,
+        ),
     )
 
 
@@ -165,7 +172,9 @@ def _check(options: ReportOptions) -> None:
             raise LoadTestError(f"--{name} {number:g}: expected a number above 0")
 
 
-def _notes(groups: Sequence[PooledRuns], summaries: Sequence[Summary]) -> list[str]:
+def _notes(
+    groups: Sequence[PooledRuns], summaries: Sequence[Summary], comparisons: Sequence[Comparison]
+) -> list[str]:
     """Notes on what a careful reader would ask about. Each names the runs that it concerns."""
     concerned: dict[str, list[str]] = {}
     many = len({group.traffic for group in groups}) > 1
@@ -173,10 +182,29 @@ def _notes(groups: Sequence[PooledRuns], summaries: Sequence[Summary]) -> list[s
         for note in _notes_on(group, summary, alone=len({g.label for g in groups}) == 1):
             at = f"{group.rate:g}/s" + (f" of {group.traffic}" if many else "")
             concerned.setdefault(note, []).append(f"{group.label} at {at}")
+    for c in comparisons:
+        for note in _notes_on_comparison(c):
+            at = f"{c.rate:g}/s" + (f" of {c.traffic}" if many else "")
+            concerned.setdefault(note, []).append(f"{c.label} over {c.baseline} at {at}")
     return [
         f"{'All' if len(names) == len(groups) else ', '.join(names)}: {note}"
         for note, names in concerned.items()
     ]
+
+
+def _notes_on_comparison(comparison: Comparison) -> Iterator[str]:
+    if comparison.left_out and comparison.paired:
+        yield (
+            f"{comparison.left_out} runs have no partner under the same schedule, such as where "
+            "that is INVALID, and are not compared."
+        )
+    known = comparison.speedup["tpot"][50.0].relative
+    if comparison.starts > 1 and _WITHIN < known < math.inf:
+        starts = math.ceil(comparison.starts * (known / _WITHIN) ** 2)
+        yield (
+            f"time per token p50 is known within {known:.0%}; within {_WITHIN:.0%} takes some "
+            f"{starts} starts."
+        )
 
 
 def _notes_on(group: PooledRuns, summary: Summary, alone: bool) -> Iterator[str]:
@@ -188,16 +216,10 @@ def _notes_on(group: PooledRuns, summary: Summary, alone: bool) -> Iterator[str]
             "repeats of one schedule: intervals leave out what another draw of lengths and "
             "arrivals would change. Give each repeat a --seed of its own."
         )
-    if group.blocks < _FEW_BLOCKS:
+    if group.blocks < _FEW_BLOCKS and len(set(group.starts_of_runs)) == 1:
         yield (
-            f"only {group.blocks} independent blocks of time: intervals are wide or have no end. "
-            "Run longer, or more repeats."
-        )
-    elif (effect := clustering(group.samples["ttft"], 90.0, group.blocks)) > _CLUSTERED:
-        yield (
-            f"requests wait together (TTFT p90 varies {effect:.0f} times as much as if they did "
-            "not). At such a load rare bursts make the 99th percentiles. Runs without one show "
-            "them too low, with intervals too narrow: run longer, with more schedules."
+            f"one start of {group.blocks} independent blocks of time: intervals are wide or have "
+            "no end. Run longer, or more starts."
         )
     if group.memory * 4 > min(end - begin for begin, end in group.windows):
         yield (
@@ -229,8 +251,9 @@ def _notes_on(group: PooledRuns, summary: Summary, alone: bool) -> Iterator[str]
     if uncounted:
         yield (
             f"of {uncounted} of {len(answered)} answers the server did not tell how many tokens "
-            "they have (no `usage`), and an event may have several: they have no TPOT, and count "
-            "as within its SLO."
+            "they have (no `usage`), and an event may have several: they have no TPOT, count as "
+            "within its SLO, and have as many tokens an event as other answers; without any, "
+            "tokens per second are not known."
         )
     if 0 < summary.tokens_per_event < 0.95:
         yield (
@@ -269,7 +292,6 @@ def _render(report: Report) -> str:
                 "traffic": members[0].runs[0].schedule.traffic,
                 "rows": rows,
                 "cdfs": plots.latency_cdfs(members, report.labels),
-                "timeline": plots.timeline(members, report.labels),
                 "errors": _errors(members),
                 "power": any(math.isfinite(summary.watts) for _, summary in rows),
             }
@@ -282,7 +304,11 @@ def _render(report: Report) -> str:
         percents=PERCENTS,
         measures=MEASURES,
         good_enough=GOOD_ENOUGH,
-        told=told,
+        judged=judged,
+        whiskers=plots.ratio_whiskers(report.comparisons, report.labels)
+        if report.comparisons
+        else "",
+        enough=ENOUGH_STARTS,
     )
     return page
 
@@ -326,7 +352,7 @@ def _as_json(report: Report) -> dict[str, Any]:
     return {
         "title": report.title,
         "valid": report.valid,
-        "conclusion": report.conclusion,
+        "conclusion": " ".join(f"{line}." for line in report.conclusion),
         "fails": {
             "invalid": [
                 f"{run.directory.name} is INVALID: {run.verdict.reasons[0]}"
@@ -334,7 +360,7 @@ def _as_json(report: Report) -> dict[str, Any]:
                 if not run.verdict.valid
             ],
             "failed": failures(report.groups, report.summaries),
-            "worse": _worse(report),
+            "worse": report.worse,
         },
         "gpu_price": report.gpu_price,
         "notes": report.notes,
@@ -374,29 +400,6 @@ def _as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _worse(report: Report) -> list[str]:
-    """What each server does worse than the baseline, or why nobody can tell."""
-    if not report.valid:
-        return ["whether a server is worse cannot be told: no run is valid"]
-    if report.baseline is None:
-        return ["whether a server is worse cannot be told without a baseline"]
-    sections = dict.fromkeys((g.label, g.traffic) for g in report.groups)
-    against = {
-        (label, traffic): [
-            c for c in report.comparisons if (c.label, c.traffic) == (label, traffic)
-        ]
-        for label, traffic in sections
-        if label != report.baseline
-    }
-    if not against:
-        return [f"whether a server is worse cannot be told: all runs are of {report.baseline}"]
-    return [
-        f"{label} under {traffic}: {fault}"
-        for (label, traffic), comparisons in against.items()
-        for fault in worse(comparisons)
-    ]
-
-
 def _plain(value: Any) -> Any:
     """Turn a value into JSON's types: NaN and infinity become null, percentiles become "p50"."""
     if isinstance(value, dict):
@@ -409,48 +412,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _as_csv(report: Report) -> str:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(
-        ["label", "traffic", "rate", "measure", "statistic", "value", "low", "high", "unit"]
-    )
-    for group, summary in zip(report.groups, report.summaries, strict=True):
-        start = [group.label, group.traffic, f"{group.rate:g}"]
-        for measure, estimates in summary.latency.items():
-            for percent, e in estimates.items():
-                writer.writerow([*start, measure, f"p{percent:g}", *_cells(e), "s"])
-            worst = summary.worst[measure]
-            cell = f"{worst:.6g}" if math.isfinite(worst) else ""
-            writer.writerow([*start, measure, "max", cell, "", "", "s"])
-        writer.writerow([*start, "good", "fraction", *_cells(summary.good_fraction), ""])
-        for name in (
-            "goodput",
-            "good_tokens_per_second",
-            "requests_per_second",
-            "output_tokens_per_second",
-            "input_tokens_per_second",
-        ):
-            writer.writerow([*start, name, "mean", *_cells(getattr(summary, name)), "1/s"])
-        for name, unit in (("offered", "1/s"), ("requests", ""), ("failed", ""), ("cancelled", "")):
-            writer.writerow([*start, name, "total", f"{getattr(summary, name):.6g}", "", "", unit])
-        for name, unit in (("watts", "W"), ("joules_per_good_token", "J")):
-            if math.isfinite(value := getattr(summary, name)):
-                writer.writerow([*start, name, "mean", f"{value:.6g}", "", "", unit])
-        if report.gpu_price is not None:
-            writer.writerow([*start, "cost", "per million good tokens", *_cells(summary.cost), ""])
-    for c in report.capacities:
-        writer.writerow([c.label, c.traffic, "", "capacity", "rate", *_cells(c.rate), "1/s"])
-    return buffer.getvalue()
-
-
-def _cells(estimate: Estimate) -> list[str]:
-    return [
-        f"{number:.6g}" if math.isfinite(number) else ""
-        for number in (estimate.value, estimate.low, estimate.high)
-    ]
 
 
 def _ms(seconds: float) -> str:

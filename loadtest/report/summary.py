@@ -77,16 +77,33 @@ class PooledRuns:
         """SHA-256 of each repeat's schedule."""
         return tuple(str(run.info["schedule_sha256"]) for run in self.runs)
 
+    def start_of(self, number: int) -> str:
+        """The start of the server of a repeat. Repeats that do not say are taken for one's."""
+        return str(self.runs[number].info.get("start"))
+
+    def traffic_of(self, number: int) -> tuple[str, float]:
+        """What a repeat has in common with those of other servers: its schedule, what counts."""
+        begin, end = self.windows[number]
+        return self.schedules[number], round(end - begin, 3)
+
     @property
-    def starts(self) -> int:
-        """How often the server was started. Runs that do not say are taken for those of one."""
-        return len({run.info.get("start") for run in self.runs})
+    def starts_of_runs(self) -> list[str]:
+        """The start of the server of each repeat."""
+        return [self.start_of(number) for number in range(len(self.runs))]
+
+    @property
+    def answered_length(self) -> float:
+        """Tokens of whole answers for each that was scheduled; NaN if nobody knows."""
+        whole = [r for r in self.records if r.ok and not r.cancelled]
+        per_event = tokens_per_event(self.records)
+        scheduled = sum(r.output_length for r in whole)
+        return sum(tokens_of(r, per_event) for r in whole) / scheduled if whole else math.nan
 
     @property
     def block_starts(self) -> Ints:
         """[blocks], the number of the start of the server that each block is of."""
-        seen = list(dict.fromkeys(run.info.get("start") for run in self.runs))
-        numbers = [seen.index(run.info.get("start")) for run in self.runs]
+        seen = list(dict.fromkeys(self.starts_of_runs))
+        numbers = [seen.index(start) for start in self.starts_of_runs]
         return np.repeat(numbers, [blocks.count for blocks in self.run_blocks])
 
     @property
@@ -213,7 +230,6 @@ def summarize(group: PooledRuns, gpu_price: float | None = None) -> Summary:
     starts = group.block_starts
     rates = {name: rate(values, came["seconds"], starts) for name, values in came.items()}
     watts = [run.server["watts"] for run in group.runs if "watts" in run.server]
-    events = sum(len(record.tokens) for record in answered)
     return Summary(
         latency={
             measure: {p: percentile(samples, p, group.blocks, starts) for p in PERCENTS}
@@ -233,10 +249,22 @@ def summarize(group: PooledRuns, gpu_price: float | None = None) -> Summary:
         good_fraction=proportion(group.kept_slo, group.blocks),
         goodput=rates["good"],
         good_tokens_per_second=rates["good tokens"],
-        tokens_per_event=sum(r.output_tokens for r in answered) / max(events, 1),
+        tokens_per_event=tokens_per_event(records),
         watts=float(np.mean(watts)) if watts else math.nan,
         cost=_cost(rates["good tokens"], group.gpus, gpu_price),
     )
+
+
+def tokens_per_event(records: Sequence[Record]) -> float:
+    """Output tokens per streamed event, of answers whose tokens are known; NaN if none is."""
+    known = [r for r in records if r.ok and r.is_counted]
+    events = sum(len(r.tokens) for r in known)
+    return sum(r.output_tokens for r in known) / events if events else math.nan
+
+
+def tokens_of(record: Record, per_event: float) -> float:
+    """Output tokens of an answer: those that are known, else as many an event as others have."""
+    return record.output_tokens if record.is_counted else len(record.tokens) * per_event
 
 
 def traffic_of(run: Run) -> str:
@@ -364,6 +392,7 @@ def amounts(group: PooledRuns) -> dict[str, Floats]:
         for name in ("ended", "output", "input", "good", "good tokens", "due", "answered")
     }
     found["seconds"] = group.block_lengths
+    per_event = tokens_per_event(group.records)
     watts = [run.server.get("watts", math.nan) for run in group.runs]
     found["joules"] = np.repeat(watts, [own.count for own in group.run_blocks]) * found["seconds"]
     for index, (run, own) in enumerate(zip(group.runs, group.run_blocks, strict=True)):
@@ -374,7 +403,7 @@ def amounts(group: PooledRuns) -> dict[str, Floats]:
         np.add.at(found["answered"], own.of([r.scheduled for r in due if r.ok]), 1)
         numbers = own.of([r.scheduled for r in good])
         np.add.at(found["good"], numbers, 1)
-        np.add.at(found["good tokens"], numbers, [r.output_tokens for r in good])
+        np.add.at(found["good tokens"], numbers, [tokens_of(r, per_event) for r in good])
         answered = [*run.earlier, *run.records]
         ended = [r for r in answered if r.ok and not r.cancelled and begin <= r.ended < end]
         numbers = own.of([r.ended for r in ended])
@@ -384,8 +413,9 @@ def amounts(group: PooledRuns) -> dict[str, Floats]:
             came = np.array(record.tokens)
             came = came[(came >= begin) & (came < end)]
             if len(came):
-                per_event = record.output_tokens / len(record.tokens) if record.ok else 1.0
-                np.add.at(found["output"], own.of(came), per_event)
+                whole = record.ok and not record.cancelled
+                tokens = tokens_of(record, per_event) if whole else len(record.tokens) * per_event
+                np.add.at(found["output"], own.of(came), tokens / len(record.tokens))
     return found
 
 

@@ -1,71 +1,62 @@
-"""What intervals and searches say of samples that are drawn: starts that differ, and capacities."""
+"""Two servers whose true ratio is known, drawn by numpy: starts differ, and stalls are rare."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.report.capacity import AtRate, capacity
-from loadtest.report.intervals import Ints, Samples, percentile, ratio
+from loadtest.report.intervals import Estimate, Floats, Ints, Samples, ratio
 
-_BLOCKS, _REQUESTS = 4, 50  # of a start, of a block
+_BLOCKS, _REQUESTS = 12, 60  # of a start, of a block
 
 
-def held(
-    spread: float, starts: int, seeds: Sequence[int], known: bool
-) -> tuple[float, float, float]:
-    """How often the intervals of p50 and of its speedup hold 1, and the speedup's half width.
+@dataclass(frozen=True)
+class Drawn:
+    """Latencies of both servers, in seconds, each with its block's number."""
 
-    Two servers are the same: each start of one is faster or slower by chance, and so is each
-    request, by 2 %. So a speedup that is told apart is told wrongly.
+    base: Samples
+    other: Samples
+    starts: Ints  # [blocks]
+
+
+def drawn(seed: int, starts: int, true: float, stalls: float = 0.7, spread: float = 0.01) -> Drawn:
+    """Requests of both servers under the same schedules; `other` is `true` times as fast.
 
     Args:
-        spread: the standard deviation between starts, as a fraction.
+        seed: of all that is drawn.
         starts: of each server.
-        seeds: one for each experiment.
-        known: whether the intervals know which block is of which start.
+        true: the ratio of any percentile.
+        stalls: of a second or so in a start, on average, of some ten requests each.
+        spread: the standard deviation between starts, as a fraction.
     """
-    own, speedups, widths = [], [], []
-    blocks = starts * _BLOCKS
-    of_start: Ints = np.repeat(np.arange(starts), _BLOCKS)
-    numbers = np.repeat(np.arange(blocks), _REQUESTS)
-    for seed in seeds:
-        random = np.random.default_rng(seed)
-        one, two = (
-            Samples(
-                np.exp(
-                    random.normal(0, spread, starts)[of_start][numbers]
-                    + random.normal(0, 0.02, len(numbers))
-                ),
-                numbers,
-            )
-            for _ in range(2)
-        )
-        found = percentile(one, 50.0, blocks, of_start if known else None)
-        both = (of_start, of_start) if known else None
-        versus = ratio(one, two, 50.0, (blocks, blocks), paired=True, starts=both)
-        own.append(found.low <= 1 <= found.high)
-        speedups.append(versus.low <= 1 <= versus.high)
-        widths.append(versus.relative)
-    return float(np.mean(own)), float(np.mean(speedups)), float(np.median(widths))
+    rng = np.random.default_rng(seed)
+    numbers = np.repeat(np.arange(starts * _BLOCKS), _REQUESTS)
+    shared = rng.normal(0, 0.3, len(numbers)) + rng.normal(0, 0.1, starts * _BLOCKS)[numbers]
+
+    def server() -> Floats:
+        own = rng.normal(0, spread, starts)[numbers // _BLOCKS] + rng.normal(0, 0.05, len(numbers))
+        seconds = 0.2 * np.exp(shared + own)
+        for first in rng.integers(0, len(seconds), rng.poisson(stalls * starts)):
+            seconds[first : first + 10] += rng.exponential(1.0)
+        return np.asarray(seconds)
+
+    base, other = server(), server() / true
+    of_starts = np.repeat(np.arange(starts), _BLOCKS)
+    return Drawn(Samples(base, numbers), Samples(other, numbers), of_starts)
 
 
-def searched(true: float, steps: int, seed: int) -> tuple[float, float]:
-    """The limits after a search of `steps` steps of a minute for the capacity `true`.
-
-    1 % of the requests are bad at the capacity, and 45 % at 1.1 times.
-    """
-    random = np.random.default_rng(seed)
-    rows = [_tested(random, start * true, true) for start in (0.6, 1.7)]
-    for _ in range(steps):
-        rows.append(_tested(random, capacity("", "", rows).next_rate, true))
-    found = capacity("", "", rows).rate
-    return found.low, found.high
+def estimate(found: Drawn, percent: float) -> Estimate:
+    """The ratio of a percentile, as a report has it."""
+    by_start = bool(found.starts.max() > 0)
+    units = found.starts if by_start else np.arange(len(found.starts))
+    return ratio(found.base, found.other, percent, (units, units), True, by_start)
 
 
-def _tested(random: np.random.Generator, rate: float, true: float) -> AtRate:
-    seconds, blocks = 60.0, 3
-    count = max(int(random.poisson(rate * seconds)), 1)
-    bad = min(0.01 * (rate / true) ** 40, 1.0)
-    numbers = np.sort(random.integers(0, blocks, count))
-    kept = (random.random(count) >= bad).astype(np.float64)
-    return AtRate(rate, Samples(kept, numbers), blocks, seconds)
+def shares(
+    starts: int, percent: float, true: float, stalls: float, spread: float, experiments: int
+) -> tuple[int, int]:
+    """How many intervals hold the truth, and how many tell the servers apart."""
+    found = [
+        estimate(drawn(seed, starts, true, stalls, spread), percent) for seed in range(experiments)
+    ]
+    held = sum(e.low <= true <= e.high for e in found)
+    return held, sum(e.low > 1 or e.high < 1 for e in found)

@@ -1,0 +1,84 @@
+"""What `--fail-on worse` fails on: a server that is surely worse, and all that nobody can tell."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from loadtest.report.comparison import ENOUGH_STARTS, Comparison
+from loadtest.report.conclusion import judged, ratios
+from loadtest.report.summary import PooledRuns, scheduled_rate, traffic_of
+from loadtest.runs.run import Run
+
+
+def worse(
+    runs: Sequence[Run],
+    groups: Sequence[PooledRuns],
+    comparisons: Sequence[Comparison],
+    baseline: str | None,
+    margin: float | None = None,
+    these_starts: bool = False,
+) -> list[str]:
+    """What servers do worse than the baseline, or why nobody can tell.
+
+    Each server must have valid runs wherever the baseline was measured, but for the rates of a
+    search, of which each server has its own.
+
+    Args:
+        runs: all of them, also those that are INVALID.
+        groups: the valid ones.
+        comparisons: of these.
+        baseline: the label of the server that others are compared with.
+        margin: the fraction by which a server may be worse: it must surely not be so by more. None:
+            it fails only if it is surely worse.
+        these_starts: whether a verdict of the starts that there are is enough.
+    """
+    if baseline is None:
+        return ["whether a server is worse cannot be told without a baseline"]
+    labels = [label for label in dict.fromkeys(map(_label, runs)) if label != baseline]
+    if not labels:
+        return [f"whether a server is worse cannot be told: all runs are of {baseline}"]
+    wanted = dict.fromkeys(
+        (traffic_of(run), scheduled_rate(run))
+        for run in runs
+        if _label(run) == baseline and not run.info.get("search")
+    )
+    if not wanted:
+        return [f"whether a server is worse cannot be told: no run is of {baseline}"]
+    there = {(g.label, g.traffic, g.rate): g for g in groups}
+    compared = {(c.label, c.traffic, c.rate): c for c in comparisons}
+    found = []
+    for traffic, rate in wanted:
+        base = there.get((baseline, traffic, rate))
+        for label in labels:
+            mine = there.get((label, traffic, rate))
+            where = f"{label} at {rate:g}/s of {traffic}"
+            if base is None or mine is None:
+                who = baseline if base is None else label
+                found.append(f"{where}: cannot be told, because {who} has no valid run there")
+                continue
+            versus = compared[label, traffic, rate]
+            if versus.starts < (1 if these_starts else ENOUGH_STARTS):
+                found.append(
+                    f"{where}: cannot be told, because there are {versus.starts} of "
+                    f"{ENOUGH_STARTS} starts; measure more, or judge --these-starts alone"
+                )
+                continue
+            found += [f"{where}: {fault}" for fault in _faults(versus, base, mine, margin)]
+    return found
+
+
+def _faults(
+    versus: Comparison, base: PooledRuns, mine: PooledRuns, margin: float | None
+) -> Iterator[str]:
+    if base.samples["tpot"].values.size and not mine.samples["tpot"].values.size:
+        yield "time per token cannot be told: nobody knows how many tokens its answers have"
+    for name, by_rate in ratios([versus]).items():
+        for e in by_rate.values():
+            if margin is None and judged(e) == "worse":
+                yield f"{name} is {e.value:.2f}x as good"
+            elif margin is not None and e.low < 1 / (1 + margin):
+                most = 1 / e.low - 1 if e.low > 0 else math.inf
+                yield f"{name} may be up to {most:.0%} worse, margin {margin:.0%}"
+
+
+def _label(run: Run) -> str:
+    return str(run.info["label"])

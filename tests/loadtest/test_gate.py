@@ -1,0 +1,146 @@
+"""`--fail-on worse` is green only where servers are surely not worse, and says why it is not."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from loadtest.__main__ import main
+from loadtest.report import plots
+from tests.loadtest.runs import write_run, write_starts
+
+
+@pytest.fixture(autouse=True)
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of a report's time."""
+    monkeypatch.setattr(plots, "_svg", lambda figure: "<svg></svg>")
+
+
+def gate(runs: list[Path], *options: str) -> tuple[int, str]:
+    """The exit status of a report with `--fail-on worse`, and its conclusion."""
+    out = runs[0].parent / "report.html"
+    given = ["report", str(out), *map(str, runs), "--baseline", "dense", "--fail-on", "worse"]
+    status = main([*given, *options])
+    return status, json.loads(out.with_suffix(".json").read_text())["conclusion"]
+
+
+def noisy_starts(directory: Path, label: str, times: float = 1.0, starts: int = 3) -> list[Path]:
+    """Starts that differ by 1 %; latencies are `times` as long."""
+    noise = (0.99, 1.0, 1.01) if label == "dense" else (1.0, 1.01, 0.995)
+    return [
+        write_run(
+            directory / f"{label}-{seed}", label, 8.0, 0.2 * times * n, 0.02 * times * n, seed=seed
+        )
+        for seed, n in enumerate(noise[:starts])
+    ]
+
+
+def test_a_server_without_a_valid_run_where_the_baseline_has_one_is_red(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = [*write_starts(tmp_path, 3), *write_starts(tmp_path, 3, "gac")]
+    assert gate(good)[0] == 0
+    # One of several servers; and one rate of a server whose other rate is fine.
+    third = write_starts(tmp_path, 3, "third", lag=0.1)
+    assert gate([*good, *third])[0] == 1
+    assert "third at 2/s of imaginary" in capsys.readouterr().err
+    more = write_starts(tmp_path / "8", 3, rate=8.0)
+    slow = write_starts(tmp_path / "8", 3, "gac", rate=8.0, ttft=0.4, lag=0.1)
+    assert gate([*good, *more, *slow])[0] == 1
+    assert "gac at 8/s of imaginary" in capsys.readouterr().err
+
+
+def test_the_rates_of_a_search_are_of_each_server_alone(tmp_path: Path) -> None:
+    good = [*write_starts(tmp_path, 3), *write_starts(tmp_path, 3, "gac")]
+    (searched,) = write_starts(tmp_path / "search", 1, rate=5.0)
+    about = json.loads((searched / "run.json").read_text()) | {"search": True}
+    (searched / "run.json").write_text(json.dumps(about))
+    assert gate([*good, searched])[0] == 0
+
+
+def test_servers_with_different_numbers_of_valid_runs_have_a_verdict(tmp_path: Path) -> None:
+    dense, gac = write_starts(tmp_path, 4), write_starts(tmp_path, 3, "gac", itl=0.01)
+    status, said = gate([*dense, *gac])
+    assert status == 0
+    assert "gac is 100 % faster" in said
+
+
+def test_an_invalid_run_takes_its_partner_out_and_no_other(tmp_path: Path) -> None:
+    dense, gac = noisy_starts(tmp_path, "dense"), noisy_starts(tmp_path, "gac", 0.8)
+    out = tmp_path / "report.json"
+    gate([*dense, *gac])
+    (whole,) = json.loads(out.read_text())["comparisons"]
+    bad = write_run(tmp_path / "bad", "gac", 8.0, lag=0.1, seed=7)
+    lone = write_run(tmp_path / "lone", "dense", 8.0, 0.9, 0.09, seed=7)
+    gate([*dense, lone, *gac, bad])
+    (found,) = json.loads(out.read_text())["comparisons"]
+    assert (found["paired"], found["left_out"]) == (3, 1)
+    assert found["speedup"] == whole["speedup"]
+
+
+@pytest.mark.parametrize(
+    ("times", "margin", "status"),
+    [(1.0, "5%", 0), (0.8, "5%", 0), (1.05, "5%", 1), (1.1, "5%", 1), (1.05, "0.12", 0)],
+)
+def test_a_margin_is_green_only_if_surely_not_worse_by_more(
+    times: float, margin: str, status: int, tmp_path: Path
+) -> None:
+    runs = [*noisy_starts(tmp_path, "dense"), *noisy_starts(tmp_path, "gac", times)]
+    assert gate(runs, "--margin", margin)[0] == status
+
+
+def test_a_margin_is_red_where_starts_differ_too_much_to_tell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = (0.9, 1.0, 1.1)
+    runs = write_starts(tmp_path, 3)
+    runs += [write_run(tmp_path / f"{n}", "gac", itl=0.02 * n, seed=i) for i, n in enumerate(noise)]
+    assert gate(runs)[0] == 0  # nor is it surely worse
+    assert gate(runs, "--margin", "5%")[0] == 1
+    assert re.search(r"time per token p50 may be up to \d+% worse", capsys.readouterr().err)
+
+
+def test_a_gate_takes_a_verdict_of_one_start_if_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dense, gac = write_starts(tmp_path, 1), write_starts(tmp_path, 1, "gac", itl=0.016)
+    assert gate([*dense, *gac])[0] == 1
+    assert "--these-starts" in capsys.readouterr().err
+    status, said = gate([*dense, *gac], "--these-starts")
+    assert status == 0
+    assert "gac is 25 % faster" in said
+    assert "1 start" in said
+    slow = write_starts(tmp_path / "slow", 1, "gac", itl=0.03)
+    assert gate([*dense, *slow], "--these-starts")[0] == 1
+
+
+def shortened(run: Path) -> Path:
+    """The run with answers of a third, as if each had stopped by itself."""
+    lines = []
+    for line in (run / "records.0.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        record["tokens"] = record["tokens"][:3]
+        record |= {"completion_tokens": 3, "finish_reason": "stop", "ended": record["tokens"][-1]}
+        lines.append(json.dumps(record) + "\n")
+    (run / "records.0.jsonl").write_text("".join(lines))
+    return run
+
+
+def test_shorter_answers_do_not_win(tmp_path: Path) -> None:
+    dense, gac = write_starts(tmp_path, 3), write_starts(tmp_path, 3, "gac", itl=0.021)
+    status, said = gate([*dense, *map(shortened, gac)])
+    assert status == 1
+    assert said.startswith("imaginary: answers have another length (0.38x at 2/s)")
+    assert "gac is 5.0 % slower" in said
+    assert "whole answer" not in said
+
+
+def test_a_gates_option_without_a_gate_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "a")
+    given = ["report", str(tmp_path / "r.html"), str(run)]
+    for option in (["--margin", "5%"], ["--these-starts"]):
+        assert main([*given, *option]) == 1
+        assert option[0] in capsys.readouterr().err
