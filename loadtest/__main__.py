@@ -1,4 +1,4 @@
-"""Measure how fast OpenAI-compatible servers answer recorded traffic."""
+"""Measure how fast OpenAI-compatible servers answer traffic drawn from recorded distributions."""
 
 import argparse
 import asyncio

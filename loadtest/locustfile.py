@@ -65,6 +65,7 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
     group.add_argument("--model", required=True, help="model name to ask the server for")
     group.add_argument("--out", required=True, help="directory for the records of this run")
     group.add_argument("--label", default="", help="name in reports (default: the model)")
+    group.add_argument("--start", default="", help="names the start of the server, for intervals")
     group.add_argument("--endpoint", choices=["completions", "chat"], default="completions")
     group.add_argument("--silence", type=float, default=300.0, help="seconds without a byte")
     group.add_argument("--drain", type=float, default=120.0, help="seconds after the last arrival")
@@ -197,6 +198,7 @@ def _begin(environment: Environment, target: Target) -> None:
         schedule=Path(options.schedule),
         target=target,
         label=options.label,
+        start=options.start,
         processes=options.expect_workers if distributed else 1,
         lead=_LEAD,
     )

@@ -23,10 +23,13 @@ def prediction(comparison: Comparison) -> str:
         )
     clients = servers * repeats * sum(traffic.staircases for traffic in comparison.traffic)
     minutes = (comparison.seconds + clients * _CLIENT_SECONDS) / 60
-    if comparison.at_once:
+    own = sum(server.command is not None for server in comparison.servers)
+    if own and comparison.at_once:
         starts = "one start of all servers at once"
     else:
-        starts = f"{servers if comparison.together else servers * repeats} starts of a server"
+        starts = f"{own if comparison.together else own * repeats} starts of a server"
+    if own < servers:
+        starts += f", none of the {servers - own} that run elsewhere,"
     lines.append(f"about {minutes:.0f} min, and {starts} with {comparison.warmup:g} s of warm-up")
     return "\n".join(lines)
 

@@ -24,6 +24,7 @@ from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 _CHUNK = 1 << 16
 # A socket may time out that many seconds before it is due.
 _EARLY = 0.002
+_LENGTHS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop"}
 
 
 def request_body(
@@ -51,6 +52,21 @@ def request_body(
         body["ignore_eos"] = True
         body["min_tokens"] = request.output_length
     return json.dumps(body | request.body, separators=(",", ":")).encode()
+
+
+def refuse_another_length(target: Target, request: ScheduledRequest, record: Record) -> None:
+    """Let an answer fail that has another length than the target was told to give it.
+
+    A server that stops early is done early, and would look faster.
+    """
+    if not (target.ignore_eos and record.ok) or record.cancelled or _LENGTHS & request.body.keys():
+        return
+    count = record.completion_tokens
+    if count is None and record.finish_reason == "stop":
+        record.error = "another length: it stopped, although ignore_eos was asked"
+    elif count is not None and count != record.output_length:
+        asked = record.output_length
+        record.error = f"another length: {count} tokens, and ignore_eos asked for {asked}"
 
 
 def check_bodies(schedule: Schedule, endpoint: Endpoint) -> None:
@@ -131,7 +147,10 @@ def _read(
         if now > deadline:
             raise TimeoutError
         sock.settimeout(max(min(timeout, deadline - now), 0.001))
-    record.error = "the stream broke off before [DONE]"
+    # Some servers end a whole answer without [DONE].
+    _count_empty(empty, record)
+    if record.finish_reason is None or not record.tokens:
+        record.error = "the stream broke off before [DONE]"
 
 
 def _take(event: bytes, now: float, record: Record, empty: list[tuple[int, float]]) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loadtest.client.client import request_body, send
+from loadtest.client.client import refuse_another_length, request_body, send
 from loadtest.runs.records import Record
 from loadtest.runs.target import Target
 from loadtest.traffic.schedule import Schedule
@@ -109,6 +109,7 @@ class _Sending:
         patience = self.schedule.requests[record.index].cancel_after
         hangs_up = math.inf if patience is None else record.scheduled + patience / 1000
         send(self.target, body, record, self.clock, self.deadline, hangs_up)
+        refuse_another_length(self.target, self.schedule.requests[record.index], record)
 
     def _why_not(self, before: Record, due: float) -> str | None:
         """Why the turn after `before` is not sent, if it is not."""

@@ -68,7 +68,13 @@ class Run:
 
 
 def begin_run(
-    directory: Path, schedule: Path, target: Target, label: str, processes: int, lead: float
+    directory: Path,
+    schedule: Path,
+    target: Target,
+    label: str,
+    processes: int,
+    lead: float,
+    start: str = "",
 ) -> float:
     """Create the directory, and write run.json and a copy of the schedule.
 
@@ -88,6 +94,7 @@ def begin_run(
     info: dict[str, Any] = {
         "label": label or target.model,
         "command": shlex.join(sys.argv),
+        "start": start,
         "processes": processes,
         "base_url": target.base_url,
         "model": target.model,

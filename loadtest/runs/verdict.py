@@ -15,9 +15,9 @@ from loadtest.runs.records import Record
 class Limits:
     """Limits on a valid client. Times are in seconds. The larger of both limits applies."""
 
-    lag: float = 0.010  # of the p99 by which requests are sent late
+    lag: float = 0.0025  # of the p99 by which requests are sent late
     lag_of_ttft: float = 0.05  # the same, as a fraction of the median TTFT
-    wake: float = 0.010  # of the p99 by which sleeps overrun: the error of a token's time stamp
+    wake: float = 0.0025  # of the p99 by which sleeps overrun: the error of a token's time stamp
     wake_of_itl: float = 0.25  # the same, as a fraction of the median ITL
     cpu: float = 0.80  # of one core, for each process: a greenlet loop uses one core at most
 

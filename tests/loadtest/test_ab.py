@@ -144,6 +144,12 @@ def test_a_prediction_counts_every_turn(tmp_path: Path) -> None:
     assert lines[2].startswith("about 3 min, and one start of all servers at once")
 
 
+def test_a_prediction_speaks_of_no_starts_of_what_runs_elsewhere(tmp_path: Path) -> None:
+    text = TEXT + REMOTE.format("url: 'http://h'")
+    (*_, last) = prediction(load_comparison(written(tmp_path, text))).splitlines()
+    assert "4 starts of a server, none of the 1 that run elsewhere" in last
+
+
 def test_who_begins_differs_between_parts(tmp_path: Path) -> None:
     comparison = load_comparison(written(tmp_path, together=True))
     staircases = _staircases(comparison, 1, 1, tmp_path)

@@ -138,6 +138,12 @@ def test_every_failure_is_named(answer: bytes, error: str) -> None:
     assert not math.isnan(record.ended)
 
 
+def test_a_whole_stream_without_done_is_an_answer() -> None:
+    record = answered_with(STREAM, TOKEN, TOKEN, chunk("a", "length"))
+    assert record.error is None
+    assert len(record.tokens) == 3
+
+
 def test_no_server_is_a_failure() -> None:
     record = ask(f"http://127.0.0.1:{free_port()}")
     assert record.error is not None

@@ -157,3 +157,26 @@ def test_a_stopped_replay_says_which_turns_it_did_not_send() -> None:
         "not sent: the run was stopped",
         "not sent: the run was stopped",
     ]
+
+
+@pytest.mark.parametrize(
+    ("end", "ignore_eos", "failed"),
+    [
+        (b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}', True, True),
+        (b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}', True, False),
+        (b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}', False, False),
+        (b'{"choices":[{"text":"","finish_reason":"stop"}]}', True, True),
+    ],
+)
+def test_an_answer_of_another_length_than_asked_has_failed(
+    end: bytes, ignore_eos: bool, failed: bool
+) -> None:
+    def play(connection: socket.socket) -> None:
+        connection.sendall(STREAM + TOKEN + b"data: " + end + b"\n\n" + DONE)
+
+    records: list[Record] = []
+    with scripted(play) as url:
+        target = Target(url, "m", ignore_eos=ignore_eos)
+        replay(schedule(1, 1), target, Share(), time.time(), PATIENCE, records.append)
+    assert (not records[0].ok) == failed
+    assert not failed or "another length" in (records[0].error or "")

@@ -63,6 +63,22 @@ def test_who_hangs_up_has_not_failed_and_has_no_whole_answer(tmp_path: Path, tok
     assert late == (count if tokens == 0 else 0)
 
 
+def test_tokens_that_nobody_counted_are_as_many_an_event_as_others(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "a", ttft=0.1))
+    before = summarize(group_runs([run])[0])
+    for number, record in enumerate(run.records):  # four tokens an event
+        record.tokens = record.tokens[3::4]
+        record.completion_tokens = None
+        record.finish_reason = "length" if number % 2 else "stop"
+    after = summarize(group_runs([run])[0])
+    assert after.tokens_per_event == 4
+    for name in ("output_tokens_per_second", "good_tokens_per_second"):
+        assert getattr(after, name).value == pytest.approx(getattr(before, name).value, rel=0.05)
+    for record in run.records:
+        record.finish_reason = "stop"
+    assert math.isnan(summarize(group_runs([run])[0]).output_tokens_per_second.value)
+
+
 def test_one_hung_request_takes_nothing_from_the_others(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "a", rate=3.0))
     before = summarize(group_runs([run])[0])

@@ -32,6 +32,9 @@ def test_a_client_that_kept_up_is_valid(tmp_path: Path) -> None:
     [
         ({"lag": 0.02, "ttft": 0.2}, "requests were sent 20.0 ms late"),
         ({"wake": 0.02, "itl": 0.02}, "process 0 woke 20.0 ms late"),
+        # Shares of what is measured.
+        ({"lag": 0.009, "ttft": 0.029}, "requests were sent 9.0 ms late"),
+        ({"wake": 0.009, "itl": 0.003}, "process 0 woke 9.0 ms late"),
     ],
 )
 def test_a_late_client_is_invalid(tmp_path: Path, changes: dict[str, float], reason: str) -> None:
