@@ -101,6 +101,8 @@ def reach_loss(
         )
         tries.append(one)
         write_json(workspace / _TRIES, {"tries": [asdict(each) for each in tries]})
+        if len(tries) == 1 and len(found.by_text) > 1:
+            logger.info("tokens of held-out text: %s", found.by_text)
         logger.info("try %d: %s", len(tries), described(one))
         _remove_all_but(_best(most, tries), tries, workspace)
     best = _best(most, tries)

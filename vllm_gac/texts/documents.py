@@ -5,7 +5,6 @@ eight is set aside; no window of tokens has text of both sides.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.hub_texts import local_texts
 from vllm_gac.texts.rows import has_rows
-from vllm_gac.texts.text_files import Block, cut, plain_text, row_texts
+from vllm_gac.texts.text_files import Document, plain_text, row_documents
 from vllm_gac.texts.token_text import enough_characters, evenly_spread, token_ids
 from vllm_gac.texts.tokenizer import ModelTokenizer
 
@@ -22,21 +21,6 @@ _HELD_SHARE = 8
 # Characters of a piece of a .txt file: it ends at the first blank line after so many, or at the
 # first line after so many more.
 _PIECE, _MAX_PIECE = 2000, 8000
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A document.
-
-    Attributes:
-        name: Its file, and the line or row.
-        text: Its text.
-        begins: Whether the tokenizer's leading tokens precede it.
-    """
-
-    name: str
-    text: str
-    begins: bool
 
 
 def read_documents(
@@ -55,7 +39,7 @@ def read_documents(
     """
     for path in local_texts(texts):
         count = 0
-        for document in _rows(tokenizer, path) if has_rows(path) else _pieces(path):
+        for document in row_documents(tokenizer, path) if has_rows(path) else _pieces(path):
             if characters is not None and count >= characters:
                 break
             count += len(document.text)
@@ -97,11 +81,7 @@ def pack_documents(
     Raises:
         CheckpointError: The documents do not fill one window.
     """
-    blocks = (
-        Block(text, document.begins and not number)
-        for document in documents
-        for number, text in enumerate(cut(document.text))
-    )
+    blocks = (block for document in documents for block in document.blocks())
     ids = torch.cat([torch.empty(0, dtype=torch.int64), *token_ids(tokenizer, blocks)])
     count = len(ids) // length
     if not count:
@@ -137,11 +117,6 @@ def split_sequences(
         pack_documents(tokenizer, fit, length=length, max_tokens=fit_tokens),
         pack_documents(tokenizer, held, length=length, max_tokens=held_tokens),
     )
-
-
-def _rows(tokenizer: ModelTokenizer, path: Path) -> Iterator[Document]:
-    for where, text, begins in row_texts(tokenizer, path):
-        yield Document(where, text, begins)
 
 
 def _pieces(path: Path) -> Iterator[Document]:

@@ -33,26 +33,45 @@ class Block:
     begins: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document.
+
+    Attributes:
+        name: Its file, and the line or row.
+        text: Its text.
+        begins: Whether the tokenizer's leading tokens precede it.
+    """
+
+    name: str
+    text: str
+    begins: bool
+
+    def blocks(self) -> Iterator[Block]:
+        """Its text in parts that are tokenized one by one."""
+        for start in range(0, len(self.text), _BLOCK):
+            yield Block(self.text[start : start + _BLOCK], self.begins and start == 0)
+
+
 def blocks(tokenizer: ModelTokenizer, path: Path, characters: int | None) -> Iterator[Block]:
     """The first `characters` of the text in `path` (None: all).
 
     Raises CheckpointError naming the file that cannot be read as text, and its line or row.
     """
+    if not has_rows(path):
+        yield from _plain(path, characters)
+        return
     left = characters
-    for block in _of_rows(tokenizer, path) if has_rows(path) else _plain(path, characters):
-        if left is not None and left <= 0:
-            return
-        yield block
-        left = None if left is None else left - len(block.text)
+    for document in row_documents(tokenizer, path):
+        for block in document.blocks():
+            if left is not None and left <= 0:
+                return
+            yield block
+            left = None if left is None else left - len(block.text)
 
 
-def cut(text: str) -> list[str]:
-    """Parts of `text` that are tokenized one by one."""
-    return [text[start : start + _BLOCK] for start in range(0, len(text), _BLOCK)]
-
-
-def row_texts(tokenizer: ModelTokenizer, path: Path) -> Iterator[tuple[str, str, bool]]:
-    """Of each row in `path`: where it is, its text, and whether leading tokens precede it."""
+def row_documents(tokenizer: ModelTokenizer, path: Path) -> Iterator[Document]:
+    """The rows of `path` that have text. Raises CheckpointError naming the line or row."""
     for where, row in rows(path):
         if isinstance(row.get("text"), str):
             text, begins = row["text"], True
@@ -71,7 +90,7 @@ def row_texts(tokenizer: ModelTokenizer, path: Path) -> Iterator[tuple[str, str,
         except UnicodeEncodeError as e:
             raise CheckpointError(f"{where}: has half of a character, {text[e.start]!a}") from e
         if text:
-            yield where, text, begins
+            yield Document(where, text, begins)
 
 
 @contextmanager
@@ -86,12 +105,6 @@ def plain_text(path: Path) -> Iterator[TextIO]:
             yield file
         except UnicodeDecodeError as e:
             raise CheckpointError(f"{path}: not UTF-8 text ({e}); save it as UTF-8") from e
-
-
-def _of_rows(tokenizer: ModelTokenizer, path: Path) -> Iterator[Block]:
-    for _, text, begins in row_texts(tokenizer, path):
-        for number, part in enumerate(cut(text)):
-            yield Block(part, begins and not number)
 
 
 def _plain(path: Path, characters: int | None) -> Iterator[Block]:

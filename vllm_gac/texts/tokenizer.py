@@ -4,6 +4,7 @@ transformers makes some classes of tokenizers anew, from nothing but the vocabul
 tokenizer.json. Then their tokens may be others than those that the model was trained with.
 """
 
+import functools
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -26,12 +27,9 @@ _FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
 )
-# The tokenizer that tokenizer.json describes, by its names. AutoTokenizer makes another class of
-# them for these model types. To import AutoTokenizer takes seconds, so others do without.
+# These classes are what tokenizer.json says, but for these model types. AutoTokenizer makes all
+# others; to import it takes seconds.
 PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
 NOT_PLAIN = ("phi3", "qwen2")
 _SAMPLE = (
@@ -52,7 +50,7 @@ class ModelTokenizer:
     def __init__(self, model: Path) -> None:
         self._model, self._tokenizer = model, _loaded(model)
         if fault := _fault(model, self._tokenizer):
-            logger.warning("%s", fault)
+            _warn_once(fault)
 
     def ids(self, text: str, *, begins: bool) -> torch.Tensor:
         """The token ids [n] of `text`, with the leading tokens if it `begins` a document."""
@@ -127,11 +125,8 @@ def sample_ids(model: Path) -> list[int]:
 def _fault(model: Path, tokenizer: Any) -> str | None:
     from tokenizers import Tokenizer
 
-    path = model / "tokenizer.json"
-    if not path.is_file():
-        return None
     with _faults_named(model):
-        written = Tokenizer.from_file(str(path))
+        written = Tokenizer.from_file(str(model / "tokenizer.json"))
         written.no_truncation()
         written.no_padding()
         expected = written.encode(_SAMPLE, add_special_tokens=False).ids
@@ -153,32 +148,41 @@ def _loaded(model: Path) -> Any:
     for name in _FILES:
         if os.path.lexists(model / name):
             refuse_escape(model, model / name)
-    if not any((model / name).is_file() for name in _FILES if name.startswith(("tok", "vocab"))):
-        raise CheckpointError(f"{model / 'tokenizer.json'}: missing; it is needed to read text")
+    if not (path := model / "tokenizer.json").is_file():
+        raise CheckpointError(
+            f"{path}: missing, and needed to read text; of a tokenizer.model, transformers writes "
+            f"one: AutoTokenizer.from_pretrained({str(model)!r}).save_pretrained(...)"
+        )
     config, said = (
         read_json(path) if (path := model / name).is_file() else {}
         for name in ("config.json", "tokenizer_config.json")
     )
     plain = said.get("tokenizer_class") in PLAIN and config.get("model_type") not in NOT_PLAIN
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     with _faults_named(model):
         if plain or not config:
-            from transformers import PreTrainedTokenizerFast as Kind
+            from transformers import PreTrainedTokenizerFast
+
+            made = PreTrainedTokenizerFast.from_pretrained(str(model), **options)
         else:
-            from transformers import AutoTokenizer as Kind
-        made = Kind.from_pretrained(str(model), trust_remote_code=False, local_files_only=True)
-        if backend := getattr(made, "backend_tokenizer", None):
-            backend.no_truncation()
-            backend.no_padding()
+            from transformers import AutoTokenizer
+
+            made = AutoTokenizer.from_pretrained(str(model), mistral_format=False, **options)
+        made.backend_tokenizer.no_truncation()
+        made.backend_tokenizer.no_padding()
         return made
 
 
 def _ids(tokenizer: Any, text: str, begins: bool) -> list[int]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return list(tokenizer(text, add_special_tokens=begins)["input_ids"])
     # transformers holds the GIL meanwhile and computes offsets; this does neither.
+    backend = tokenizer.backend_tokenizer
     (encoded,) = backend.encode_batch_fast([text], add_special_tokens=begins)
     return list(encoded.ids)
+
+
+@functools.cache
+def _warn_once(fault: str) -> None:
+    logger.warning("%s", fault)
 
 
 @contextmanager
