@@ -15,7 +15,6 @@ from tests.support.dense_models import tokenizer
 from tests.support.model_files import config, gac_config, write_model
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.writer import companions_of, copy_companions
-from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.schema import HfConfig
@@ -39,8 +38,7 @@ READERS: dict[str, tuple[str, ...]] = {
         *("compress", "MODEL", "--out", "OUT", "--param-ratio", "0.9", "--stats", "FILE"),
     ),
     "a plan": ("compress", "MODEL", "--out", "OUT", "--plan", "FILE"),
-    "a profile": ("align", "8", "--strategy", "measured", "--gpu", "FILE"),
-    "a problem": ("solve", "FILE"),
+    "a profile": ("plan", "MODEL", "--param-ratio", "0.9", "--gpu", "FILE"),
     "a pickle": ("import", "FILE", "OUT"),
     "a text": ("evaluate", "MODEL", "--text", "FILE"),
 }
@@ -84,20 +82,6 @@ def test_the_widest_model_is_planned_in_little_memory() -> None:
     finally:
         tracemalloc.stop()
     assert plan.parameters.used <= plan.parameters.allowed
-
-
-def test_a_problem_has_few_budgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def problem(budgets: int) -> Path:
-        limits = {f"b{i}": 10 for i in range(budgets)}
-        candidates = [{"dim": d, "value": d, "costs": dict.fromkeys(limits, d)} for d in (1, 2)]
-        path = tmp_path / f"{budgets}.json"
-        items = [{"name": "a", "candidates": candidates}]
-        path.write_text(json.dumps({"budgets": limits, "items": items}))
-        return path
-
-    assert main(["solve", str(problem(4))]) == 0
-    capsys.readouterr()
-    assert "budgets: " in error(capsys, "solve", problem(5))
 
 
 @pytest.mark.parametrize("name", ["LICENSE", "tokenizer.json", "chat_template.jinja"])

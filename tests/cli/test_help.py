@@ -1,6 +1,5 @@
 """Users can type what --help shows."""
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 
 from tests.cli.test_main import VERBS
 from tests.support import dense_models
-from tests.support.command import result
 from vllm_gac.cli import main
 
 # Options that keep the runs short.
@@ -38,17 +36,6 @@ def test_every_example_runs(
             assert main(["verify", args[1]]) == 0
             continue
         assert main([*args, *(FEW if args[0] == "compress" else ())]) == 0, example
-
-
-def test_the_problems_that_solve_shows_can_be_solved(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown = help_of(capsys, "solve").partition("several:")[2]
-    problems = shown.strip().split("\n\n")
-    assert len(problems) == 2
-    for problem in problems:
-        (tmp_path / "problem.json").write_text(json.dumps(json.loads(problem)))
-        assert result(capsys, "solve", tmp_path / "problem.json")["choice"]
 
 
 def test_help_of_compress_begins_with_what_most_need_and_ends_with_what_papers_do(

@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,8 +12,8 @@ from vllm_gac import __version__
 from vllm_gac.cli import main
 
 VERBS = (
-    *("align", "calibrate", "compress", "evaluate", "export", "heal", "import", "inspect"),
-    *("plan", "profile", "repair", "solve", "verify"),
+    *("calibrate", "compress", "evaluate", "export", "heal", "import", "inspect"),
+    *("plan", "profile", "repair", "verify"),
 )  # fmt: skip
 _HEAL = ("heal", "m", "--teacher", "t", "--text", "x", "--out", "o")
 
@@ -45,13 +44,8 @@ def test_every_verb_explains_itself_and_has_json(
     [
         ([], "VERB"),
         (["profiles"], "'profiles'"),
-        (["align"], "DIM"),
-        (["align", "0"], "DIM: 0"),
-        (["align", "1.5"], "'1.5'"),
-        (["align", "8", "--strategy", "best"], "--strategy: invalid choice: 'best'"),
-        (["align", "8", "--gpu", "h200"], "--gpu"),
-        (["align", "8", "--heads", "2"], "--heads"),
-        (["align", "8", "--tp", "2"], "--tensor-parallel-size"),
+        (["align", "107"], "'align'"),
+        (["solve", "p.json"], "'solve'"),
         (["inspect", ""], "''"),
         (["inspect", "hf://o/m"], "hf://o/m"),
         (["compress", "m", "--out", "s3://b/m"], "--out: s3://b/m"),
@@ -90,7 +84,6 @@ def test_an_unknown_option_is_answered_by_its_verb(capsys: pytest.CaptureFixture
 
 def test_only_verbs_that_compute_import_torch(tmp_path: Path) -> None:
     write_model(tmp_path / "model", gac_config())
-    (tmp_path / "problem.json").write_text(json.dumps(PROBLEM))
     code = (
         "import sys; from vllm_gac.cli import main\n"
         "try: status = main(sys.argv[1:])\n"
@@ -99,8 +92,6 @@ def test_only_verbs_that_compute_import_torch(tmp_path: Path) -> None:
     )
     for args in (
         ["--help"],
-        ["align", "107", "--strategy", "measured"],
-        ["solve", tmp_path / "problem.json"],
         ["inspect", tmp_path / "model"],
         ["verify", tmp_path / "model"],
     ):
@@ -160,122 +151,6 @@ def test_names_cannot_break_the_line_or_steer_the_terminal(
     assert main(["verify", str(evil)]) == 1
     (fault,) = capsys.readouterr().out.splitlines()
     assert r"x\r\u202e: " in fault
-
-
-# ---- align -----------------------------------------------------------------------------------
-
-IN_BLOCKS = ("--quantization", "fp8_per_block")
-
-
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (["107", "114", "1237"], {"107": 112, "114": 120, "1237": 1240}),
-        (["107", "114", "--strategy", "optimal"], {"107": 112, "114": 128}),
-        (["107", "129", "--strategy", "predefined"], {"107": 112, "129": 160}),
-        (["1237", "--strategy", "measured", "--role", "rank", "--gpu", "h200"], {"1237": 1248}),
-        (["12185", "--role", "width", "-tp", "8"], {"12185": 12224}),
-        (["107", "--strategy", "none"], {"107": 107}),
-        (["12000", "--role", "width", *IN_BLOCKS], {"12000": 12032}),
-        (["500", "--role", "rank", *IN_BLOCKS], {"500": 512}),
-        (["100", "--heads", "8", *IN_BLOCKS], {"100": 112}),  # 8 heads are 896 = 7 blocks of 128
-        (["100", *IN_BLOCKS], {"100": 128}),
-    ],
-)
-def test_align(
-    args: list[str], expected: dict[str, int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert result(capsys, "align", *args) == expected
-    assert main(["align", *args]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [f"{dim} -> {to}" for dim, to in expected.items()]
-
-
-# ---- solve -----------------------------------------------------------------------------------
-
-CANDIDATES = [
-    {"dim": 96, "cost": 96, "value": 4.5},
-    {"dim": 112, "cost": 112, "value": 5.0},
-    {"dim": 128, "cost": 128, "value": 5.25},
-]
-PROBLEM = {
-    "budget": 300,
-    "items": [{"name": name, "candidates": CANDIDATES} for name in ("a", "b")],
-}
-
-
-def problem_file(directory: Path, **changes: Any) -> Path:
-    path = directory / "problem.json"
-    path.write_text(json.dumps(PROBLEM | changes))
-    return path
-
-
-def test_solve_one_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expected = {"choice": {"a": 128, "b": 128}, "cost": 256, "value": 10.5}
-    assert result(capsys, "solve", problem_file(tmp_path)) == expected
-    assert main(["solve", str(problem_file(tmp_path, budget=239))]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said == ["item  dim", "a     112", "b     112", "", "cost: 224 of 239", "value: 10"]
-
-
-def test_solve_two_budgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    candidates = [
-        {"dim": c["dim"], "value": c["value"], "costs": {"params": c["cost"] * 2, "kv": c["cost"]}}
-        for c in CANDIDATES
-    ]
-    raw = {
-        "budgets": {"params": 999, "kv": 208},
-        "items": [{"name": "a", "candidates": candidates}, {"name": "b", "candidates": candidates}],
-    }
-    path = tmp_path / "problem.json"
-    path.write_text(json.dumps(raw))
-    found = result(capsys, "solve", path)
-    assert found["cost"] == {"params": 416, "kv": 208}
-    assert found["choice"] == {"a": 96, "b": 112}
-
-
-def test_solve_an_infeasible_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "192" in error(capsys, "solve", problem_file(tmp_path, budget=191), "--json")
-
-
-def test_solve_a_malformed_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = problem_file(tmp_path, budget="300")
-    assert error(capsys, "solve", path).startswith(f"{path}: budget: ")
-    assert "none.json: " in error(capsys, "solve", tmp_path / "none.json")
-
-
-def test_solve_shows_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each pass over the items has a bar, which appears if the pass takes long."""
-    shown: list[tuple[int, bool]] = []
-
-    def bar(stages: list[Any], *_: str, disable: bool, **__: Any) -> list[Any]:
-        shown.append((len(stages), disable))
-        return stages
-
-    monkeypatch.setattr("vllm_gac.planning.knapsack.search.tqdm", bar)
-    assert main(["solve", str(problem_file(tmp_path))]) == 0
-    assert shown == [(2, False)]
-
-
-def test_solve_warns_of_what_it_could_not_prove(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # If a pass keeps only two partial choices, it cannot prove that a choice is optimal.
-    monkeypatch.setattr("vllm_gac.planning.knapsack.search._BEAMS", (2,))
-    items = [
-        {
-            "name": str(i),
-            "candidates": [
-                {"dim": d, "cost": d * (i + 1) * 7 % 23, "value": d * (i + 5) % 17}
-                for d in range(9)
-            ],
-        }
-        for i in range(9)
-    ]
-    assert main(["solve", str(problem_file(tmp_path, budget=50, items=items)), "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["cost"] <= 50
-    assert err.startswith("vllm-gac: warning: not proven optimal")
 
 
 # ---- inspect and verify ----------------------------------------------------------------------

@@ -1,160 +1,73 @@
-"""The knapsack is exact: it agrees with brute force and with HiGHS, and keeps its promises."""
+"""The knapsack agrees with brute force, keeps its budgets and its gap, and says what binds."""
 
 import itertools
-import math
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from vllm_gac.errors import PlanError
-from vllm_gac.layout.schema import validate
-from vllm_gac.planning.knapsack import Solution, solve
-from vllm_gac.planning.knapsack.problem import KnapsackProblem
+from vllm_gac.planning import knapsack
+from vllm_gac.planning.knapsack import GAP, choose, limited_by
+
+Problem = tuple[list[Any], list[Any], dict[str, int]]
 
 
-def problem(raw: dict[str, Any]) -> KnapsackProblem:
-    return validate(KnapsackProblem, raw, "problem", PlanError)
+def value_of(values: list[Any], positions: list[int]) -> float:
+    return float(sum(value[p] for value, p in zip(values, positions, strict=True)))
 
 
-def one_budget(budget: int, *items: list[tuple[int, int, float]]) -> KnapsackProblem:
-    """A problem with the items "a", "b", ..., each with candidates (dim, cost, value)."""
-    return problem(
-        {
-            "budget": budget,
-            "items": [
-                {
-                    "name": chr(ord("a") + i),
-                    "candidates": [{"dim": d, "cost": c, "value": v} for d, c, v in item],
-                }
-                for i, item in enumerate(items)
-            ],
-        }
-    )
+def spent(costs: list[Any], positions: list[int]) -> Any:
+    return sum(cost[p] for cost, p in zip(costs, positions, strict=True))
 
 
-def brute_force(p: KnapsackProblem) -> tuple[Fraction, list[int], list[int]] | None:
-    """(value, costs, dims) of the best choice in the documented order, by exact arithmetic."""
-    limits = [p.budget] if p.budgets is None else list(p.budgets.values())
-    best = None
-    for chosen in itertools.product(*(item.candidates for item in p.items)):
-        if p.budgets is None:
-            costs = [sum(c.cost for c in chosen)]
-        else:
-            costs = [sum(c.costs[name] for c in chosen) for name in p.budgets]
-        if any(cost > limit for cost, limit in zip(costs, limits, strict=True)):
-            continue
-        key = (-sum(Fraction(c.value) for c in chosen), costs, [c.dim for c in chosen])
-        if best is None or key < best:
-            best = key
-    return best and (-best[0], best[1], best[2])
+def most(values: list[Any]) -> float:
+    return float(sum(value.max() for value in values))
 
 
-def assert_best(p: KnapsackProblem, solution: Solution) -> None:
-    value, costs, dims = brute_force(p)
-    assert solution.value == pytest.approx(float(value), rel=1e-12)
-    assert (list(solution.costs.values()), list(solution.choice.values())) == (costs, dims)
-    assert solution.gap == 0.0
+def brute_force(costs: list[Any], values: list[Any], limits: dict[str, int]) -> float | None:
+    """The largest value of all choices within the limits."""
+    bounds = list(limits.values())
+    choices = itertools.product(*(range(len(value)) for value in values))
+    within = (value_of(values, c) for c in choices if (spent(costs, c) <= bounds).all())
+    return max(within, default=None)
 
 
-# Few distinct values make ties common, so every tie-break is tested. Some values are unusual.
+# Few distinct values make ties common. Some values are unusual.
 small_values = st.integers(0, 4).map(float)
 odd_values = st.integers(-(10**9), 10**9).map(lambda n: n / 1024)
 
 
 @st.composite
-def problems(draw: st.DrawFn, budgets: int) -> KnapsackProblem:
-    values = draw(st.sampled_from([small_values, odd_values]))
-    names = [f"budget{i}" for i in range(budgets)]
-    candidate = st.fixed_dictionaries(
-        {
-            "dim": st.integers(0, 6),
-            "value": values,
-            "costs": st.fixed_dictionaries({name: st.integers(0, 9) for name in names}),
-        }
-    )
+def problems(draw: st.DrawFn, budgets: int) -> Problem:
+    value = draw(st.sampled_from([small_values, odd_values]))
+    candidate = st.tuples(st.lists(st.integers(0, 9), min_size=budgets, max_size=budgets), value)
     items = draw(st.lists(st.lists(candidate, min_size=1, max_size=4), min_size=1, max_size=5))
-    return problem(
-        {
-            "budgets": {name: draw(st.integers(0, 9 * len(items))) for name in names},
-            "items": [{"name": str(i), "candidates": c} for i, c in enumerate(items)],
-        }
-    )
+    limits = {f"budget{k}": draw(st.integers(0, 9 * len(items))) for k in range(budgets)}
+    costs = [np.array([cost for cost, _ in item]) for item in items]
+    return costs, [np.array([v for _, v in item]) for item in items], limits
 
 
 @pytest.mark.parametrize("budgets", [1, 2, 3])
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(data=st.data())
-def test_finds_what_brute_force_finds_ties_included(budgets: int, data: st.DataObject) -> None:
-    p = data.draw(problems(budgets))
-    if brute_force(p) is None:
-        with pytest.raises(PlanError, match="infeasible"):
-            solve(p)
-    else:
-        assert_best(p, solve(p))
+def test_finds_what_brute_force_finds(budgets: int, data: st.DataObject) -> None:
+    costs, values, limits = data.draw(problems(budgets))
+    best = brute_force(costs, values, limits)
+    if best is None:
+        with pytest.raises(PlanError, match="budget0"):
+            choose(costs, values, limits)
+        return
+    found = choose(costs, values, limits)
+    assert (spent(costs, found.positions) <= list(limits.values())).all()
+    value, lost = value_of(values, found.positions), most(values) - best
+    assert found.gap <= (GAP + 1e-6) * (most(values) - value) + 1e-6
+    assert value <= best <= value + found.gap + 1e-6 * (1 + lost)
 
 
-def random_problem(rng: np.random.Generator, items: int, candidates: int, budgets: int) -> Any:
-    """Costs [items, candidates, budgets], values, and limits that a random choice meets."""
-    costs = rng.integers(1, 10**6, (items, candidates, budgets))
-    values = rng.random((items, candidates)) * 100
-    some_choice = costs[np.arange(items), rng.integers(0, candidates, items)]
-    return costs, values, some_choice.sum(0)
-
-
-def highs(costs: Any, values: Any, limits: Any) -> float:
-    """The optimal value, as the branch and cut of HiGHS finds it."""
-    items, candidates = values.shape
-    one_each = np.kron(np.eye(items), np.ones(candidates))
-    result = milp(
-        -values.ravel(),
-        constraints=[
-            LinearConstraint(one_each, 1, 1),
-            LinearConstraint(costs.reshape(-1, costs.shape[2]).T, ub=limits),
-        ],
-        integrality=1,
-        bounds=Bounds(0, 1),
-        options={"mip_rel_gap": 0},
-    )
-    assert result.success
-    return -float(result.fun)
-
-
-def as_problem(costs: Any, values: Any, limits: Any) -> KnapsackProblem:
-    names = [f"budget{k}" for k in range(len(limits))]
-    return problem(
-        {
-            "budgets": dict(zip(names, map(int, limits), strict=True)),
-            "items": [
-                {
-                    "name": str(i),
-                    "candidates": [
-                        {"dim": j, "value": v, "costs": dict(zip(names, map(int, c), strict=True))}
-                        for j, (v, c) in enumerate(zip(values[i], costs[i], strict=True))
-                    ],
-                }
-                for i in range(len(values))
-            ],
-        }
-    )
-
-
-@pytest.mark.parametrize(("items", "candidates", "budgets"), [(25, 6, 1), (12, 5, 2), (8, 4, 3)])
-def test_agrees_with_highs(items: int, candidates: int, budgets: int) -> None:
-    rng = np.random.default_rng(items)
-    for _ in range(12):
-        costs, values, limits = random_problem(rng, items, candidates, budgets)
-        solution = solve(as_problem(costs, values, limits))
-        assert solution.value == pytest.approx(highs(costs, values, limits), rel=1e-9)
-        assert (np.array(list(solution.costs.values())) <= limits).all()
-        assert solution.gap == 0.0
-
-
-def low_rank_problem(items: int, budget_share: float) -> tuple[Any, Any, Any]:
+def low_rank_problem(items: int, budget_share: float) -> Problem:
     """A problem like the planner's: aligned ranks for the linears of Llama-3-8B, concave values."""
     rng = np.random.default_rng(0)
     shapes = np.array([(4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336)])[
@@ -162,124 +75,87 @@ def low_rank_problem(items: int, budget_share: float) -> tuple[Any, Any, Any]:
     ]
     break_even = shapes.prod(1) / shapes.sum(1)
     dims = (np.linspace(0.3, 1, 12) * break_even[:, None]) // 64 * 64
-    costs = (dims * shapes.sum(1)[:, None]).astype(int)[..., None]
+    parameters = (dims * shapes.sum(1)[:, None]).astype(int)
+    cached = np.where(np.arange(items)[:, None] % 4 == 1, np.arange(12) * 8, 0)
     decay = rng.uniform(2, 8, (items, 1)) / break_even[:, None]
     values = rng.gamma(2, 1, (items, 1)) * (1 - np.exp(-decay * dims))
-    return costs, values, np.array([int(shapes.prod(1).sum() * budget_share)])
+    limits = {"parameters": int(shapes.prod(1).sum() * budget_share), "cache": items // 4 * 60}
+    return list(np.stack((parameters, cached), axis=2)), list(values), limits
 
 
-def test_a_large_realistic_problem_is_solved_to_proven_optimality() -> None:
+def test_a_large_problem_is_solved_up_to_the_gap() -> None:
     costs, values, limits = low_rank_problem(224, 0.8)
-    solution = solve(as_problem(costs, values, limits))
-    assert solution.gap == 0.0
-    assert 0.999 * limits[0] < solution.costs["budget0"] <= limits[0]
-    # No other candidate of a single item gains value and still fits.
-    spare = limits[0] - solution.costs["budget0"]
-    for i, dim in enumerate(solution.choice.values()):
-        fits = costs[i, :, 0] - costs[i, dim, 0] <= spare
-        assert values[i, fits].max() <= values[i, dim]
+    found = choose(costs, values, limits)
+    left = np.array(list(limits.values())) - spent(costs, found.positions)
+    assert (left >= 0).all()
+    assert found.gap <= GAP * (most(values) - value_of(values, found.positions))
+    for cost, value, at in zip(costs, values, found.positions, strict=True):
+        assert value[(cost - cost[at] <= left).all(1)].max() == value[at]
+    assert choose(costs, values, limits) == found
 
 
-def test_two_budgets_of_a_large_realistic_problem_are_met() -> None:
-    costs, values, limits = low_rank_problem(100, 0.8)
-    kv = np.where(np.arange(100)[:, None] % 4 == 1, np.arange(12) * 8, 0)[..., None]
-    both = np.concatenate((costs, kv), axis=2)
-    solution = solve(as_problem(both, values, np.array([limits[0], 25 * 60])))
-    assert solution.gap == 0.0
-    assert solution.costs["budget0"] <= limits[0]
-    assert solution.costs["budget1"] <= 25 * 60
+def test_equal_items_are_solved_as_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = []
+    solve = knapsack.milp
+    monkeypatch.setattr(knapsack, "milp", lambda c, **k: variables.append(len(c)) or solve(c, **k))
+    costs, values, limits = low_rank_problem(4, 0.8)
+    found = choose(costs * 60, values * 60, {name: 60 * n for name, n in limits.items()})
+    assert max(variables) <= 4 * 12
+    assert found.positions == sorted(found.positions[::4]) or len(found.positions) == 240
 
 
-def test_one_budget_and_a_list_of_one_agree() -> None:
-    candidates = [(8, 8, 1.0), (16, 16, 1.5), (24, 24, 1.75)]
-    single = solve(one_budget(40, candidates, candidates))
-    several = solve(
-        problem(
-            {
-                "budgets": {"params": 40},
-                "items": [
-                    {
-                        "name": name,
-                        "candidates": [
-                            {"dim": d, "value": v, "costs": {"params": c}} for d, c, v in candidates
-                        ],
-                    }
-                    for name in "ab"
-                ],
-            }
-        )
-    )
-    assert single.choice == several.choice
-    assert (single.costs, several.costs) == ({"cost": 40}, {"params": 40})
+def test_a_budget_is_used_to_the_last_unit_and_not_beyond() -> None:
+    costs, values = [np.array([[8], [16]])] * 3, [np.array([8.0, 16.0])] * 3
+    assert sorted(choose(costs, values, {"cost": 40}).positions) == [0, 1, 1]
+    assert sorted(choose(costs, values, {"cost": 39}).positions) == [0, 0, 1]
+    # One unit of so many is below what HiGHS tells apart.
+    large = [np.array([[1 << 40], [(1 << 40) + 1]])] * 3
+    assert sorted(choose(large, values, {"cost": (3 << 40) + 1}).positions) == [0, 0, 1]
 
 
-def test_the_budget_is_used_to_the_last_unit_and_not_beyond() -> None:
-    items = [[(8, 8, 8.0), (16, 16, 16.0)]] * 3
-    assert solve(one_budget(40, *items)).costs == {"cost": 40}
-    assert solve(one_budget(39, *items)).costs == {"cost": 32}
-
-
-def test_of_equal_values_the_smaller_cost_wins_then_the_smaller_dim_of_the_first_item() -> None:
-    assert solve(one_budget(9, [(1, 5, 1.0), (2, 4, 1.0)])).choice == {"a": 2}
-    tied = [(16, 3, 2.0), (8, 2, 1.0)]
-    assert solve(one_budget(5, tied, tied)).choice == {"a": 8, "b": 16}
-
-
-def test_the_order_of_candidates_and_of_addition_does_not_matter() -> None:
-    # In floating point, 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ. The choice must be the same.
-    values = [0.1, 0.2, 0.3, 0.7, 1e-3]
-    items = [[(d, 10 - d, v), (d + 8, 3, v)] for d, v in enumerate(values)]
-    choice = solve(one_budget(100, *items)).choice
-    mirrored = solve(one_budget(100, *[item[::-1] for item in items[::-1]])).choice
-    assert list(choice.values()) == list(mirrored.values())[::-1]
-
-
-def test_values_of_any_magnitude_are_told_apart() -> None:
-    for scale in (1e-300, 1.0, 1e300):
-        items = [[(1, 1, scale), (2, 1, scale * (1 + 1e-12))]] * 4
-        solution = solve(one_budget(4, *items))
-        assert set(solution.choice.values()) == {2}
-        assert math.isfinite(solution.value)
-
-
-def test_a_hard_problem_ends_with_an_honest_gap() -> None:
-    # Subset sums of large random numbers: every choice is on the frontier.
+def test_a_search_that_stops_early_ends_with_an_honest_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Subset sums of large random numbers, of which no choice is dominated."""
+    monkeypatch.setattr(knapsack, "_MAX_NODES", 1)
     rng = np.random.default_rng(0)
-    items = [
-        [(d, int(c), float(c)) for d, c in enumerate(rng.integers(1, 10**12, 4))] for _ in range(14)
-    ]
-    p = one_budget(8 * 10**12, *items)
-    solution = solve(p)
-    assert solution.costs["cost"] <= 8 * 10**12
-    assert solution.value <= 8e12 <= solution.value + solution.gap * (1 + 1e-9)
+    costs = [rng.integers(1, 10**6, (4, 3)) for _ in range(14)]
+    values = [cost @ [1.0, 2.0, 3.0] for cost in costs]
+    limits = dict(zip("abc", (6 * 10**6, 7 * 10**6, 8 * 10**6), strict=True))
+    early = choose(costs, values, limits)
+    monkeypatch.undo()
+    best = value_of(values, choose(costs, values, limits).positions)
+    assert best <= value_of(values, early.positions) + early.gap
 
 
 @pytest.mark.parametrize(
-    ("budgets", "sentence"),
+    ("limits", "expected"),
     [
-        (
-            {"params": 3},
-            "params <= 3 cannot be met: the smallest feasible params is 4; .*: a 2, b 2$",
-        ),
-        ({"params": 9, "kv": 1}, "kv <= 1 .* smallest feasible kv with params <= 9 is 2"),
-        ({"params": 6, "kv": 4}, "kv <= 4 .* smallest feasible kv with params <= 6 is 5"),
+        # Larger candidates fit into the second budget and exceed the first.
+        ({"a": 10, "b": 100}, {"a": ["a"], "b": ["a"]}),
+        ({"a": 100, "b": 5}, {"a": ["b"], "b": ["b"]}),
+        # Neither budget has room for the next candidate.
+        ({"a": 14, "b": 6}, {"a": ["a"], "b": ["b"]}),
     ],
 )
-def test_an_infeasible_budget_is_explained(budgets: dict[str, int], sentence: str) -> None:
-    # Each candidate is cheap either in parameters or in KV.
-    candidates = [
-        {"dim": 1, "value": 1.0, "costs": {"params": 2, "kv": 4}},
-        {"dim": 2, "value": 1.0, "costs": {"params": 4, "kv": 1}},
-    ]
-    items = [
-        {
-            "name": name,
-            "candidates": [
-                c | {"costs": {k: v for k, v in c["costs"].items() if k in budgets}}
-                for c in candidates
-            ],
-        }
-        for name in "ab"
-    ]
-    with pytest.raises(PlanError, match=sentence):
-        solve(problem({"budgets": budgets, "items": items}))
+def test_the_budget_in_the_way_is_named(
+    limits: dict[str, int], expected: dict[str, list[str]]
+) -> None:
+    costs = [np.array([[0, 0], [5, 2], [10, 5]])] * 2
+    values = [np.array([0.0, 2.0, 3.0])] * 2
+    assert limited_by(costs, values, [1, 1], limits) == expected
+
+
+@pytest.mark.parametrize(
+    ("costs", "values", "expected"),
+    [
+        ([[0, 0], [9, 0], [0, 9]], [0, 1, 1], {"a": ["a"], "b": ["b"]}),
+        ([[0, 0], [9, 1], [1, 9]], [0, 1, 1], {"a": ["b"], "b": ["a"]}),
+        # Only candidates that use more of a budget tell why it is left.
+        ([[0, 0], [9, 0], [9, 0]], [0, 1, 1], {"a": ["a"], "b": []}),
+        # Nothing is better.
+        ([[1, 1], [9, 9]], [3, 3], {"a": [], "b": []}),
+    ],
+)
+def test_why_a_budget_is_left(
+    costs: list[Any], values: list[int], expected: dict[str, list[str]]
+) -> None:
+    assert limited_by([np.array(costs)], [np.array(values)], [0], {"a": 5, "b": 5}) == expected

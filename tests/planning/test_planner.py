@@ -450,7 +450,7 @@ def test_no_plan_for_a_deployment_is_slower_than_dense_without_saying_so(
         said = plan.notes["times"][0]
         assert said.startswith(f"slower than the dense model: {used / 1000:,.0f} us a step, ")
         assert f" {used / dense:.2f} times the dense model's {dense / 1000:,.0f}" in said
-        with pytest.raises(PlanError, match=r"--latency|infeasible: nanoseconds"):
+        with pytest.raises(PlanError, match="--latency"):
             best_plan(model, losses, replace(request, latency_ratio=1.0))
 
 

@@ -11,6 +11,7 @@ import torch
 
 from tests.support.command import error, result
 from tests.support.old_profile import without_fp8
+from vllm_gac.alignment.rules import align
 from vllm_gac.cli import main
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.attention_choice import Gpu
@@ -136,7 +137,7 @@ def test_the_file_it_writes_is_a_profile(
         assert len(points) == len(plans) + len(stock_plans(plans))
     assert [(t.kernel, t.tokens, t.width) for t in found.passes] == pass_points(quick=True)
     assert [(t.tokens, t.width) for t in found.fused] == fused_points(quick=True)
-    assert result(capsys, "align", 1001, "--strategy", "measured", "--gpu", out) == {"1001": 1008}
+    assert align(1001, "measured", gpu=str(out)) == 1008
 
 
 def test_without_a_gpu_it_says_so(

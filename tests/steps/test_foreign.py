@@ -190,7 +190,10 @@ def test_what_is_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert said.endswith("give a model directory, or a model on the Hub as ORGANIZATION/NAME")
 
 
-def test_a_gpu_without_a_profile_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    said = error(capsys, "align", "107", "--strategy", "measured", "--gpu", "b200")
+def test_a_gpu_without_a_profile_can_be_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_model(tmp_path, config())
+    said = error(capsys, "plan", model, "--param-ratio", "0.9", "--gpu", "b200")
     assert said.startswith("no profile of GPU 'b200': there are h100, h200; measure others")
     assert "'vllm-gac profile --out profile.json'" in said

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from vllm_gac.cli import (
-    align,
     calibrate,
     compress,
     evaluate,
@@ -24,7 +23,6 @@ from vllm_gac.cli import (
     plan,
     profile,
     repair,
-    solve,
     verify,
 )
 from vllm_gac.cli.output import logged_to_stderr
@@ -45,12 +43,15 @@ _VERBS = (
     calibrate,
     plan,
     profile,
-    align,
     repair,
     heal,
     export,
-    solve,
 )
+
+_REMOVED = {
+    "align": "'plan' chooses aligned dims and 'repair' pads to them",
+    "solve": "'plan' solves the knapsack of a model; for others, use scipy.optimize.milp",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stderr is None or not sys.stderr.isatty():
         # In a log file, a progress bar is one line every 30 seconds, not ten lines a second.
         os.environ.setdefault("TQDM_MININTERVAL", "30")
-    args, unknown = parser().parse_known_args(argv)
+    known = parser()
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in _REMOVED:
+        known.error(f"there is no verb '{argv[0]}' any more: {_REMOVED[argv[0]]}")
+    args, unknown = known.parse_known_args(argv)
     if "--overwrite" in unknown:
         args.usage_error("--overwrite: nothing is replaced any more; remove the output first")
     if unknown:  # the verb's parser reports this, because its help lists the verb's options

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from vllm_gac.errors.shown import sentence
 from vllm_gac.planning.expected_loss import perplexity_higher
+from vllm_gac.planning.request import BUDGET_FLAGS
 
 if TYPE_CHECKING:
     from vllm_gac.planning.plan_file import Plan, PlanBudget
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
 # The rest of a budget is explained if it is at least this share of the dense model.
 _WORTH_A_WORD = 0.005
 _NAMES = {"parameters": "parameters", "kv_elements": "KV cache", "nanoseconds": "time"}
-_FLAGS = {"parameters": "--param-ratio", "kv_elements": "--kv-ratio", "nanoseconds": "--latency"}
 
 
 def print_budgets(plan: "Plan") -> None:
@@ -97,7 +97,7 @@ def _why_left(plan: "Plan", budget: str) -> str | None:
     if by == [budget]:
         return "The next larger dims need more than what is left."
     better = "lose less" if objective == "concave" else f"raise the objective {objective}"
-    limiting = " and ".join(f"{_NAMES[name]} ({_FLAGS[name]})" for name in by)
+    limiting = " and ".join(f"{_NAMES[name]} ({BUDGET_FLAGS[name]})" for name in by)
     return (
         f"Limited by the {limiting}: with a larger budget there, the plan could use more of this "
         f"one and {better}."

@@ -26,7 +26,7 @@ class DiskError(CheckpointError):
 
 
 class PlanError(GacError):
-    """A plan, a budget or a knapsack problem is malformed or cannot be met."""
+    """A plan or a budget is malformed or cannot be met."""
 
 
 class ProfileError(GacError):

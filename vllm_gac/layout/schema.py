@@ -1,9 +1,8 @@
 """What a config.json says, as pydantic models, and the types that all our file formats use.
 
 `HfConfig` is the part of a Hugging Face `config.json` this project reads, `GacSection` its
-nested `"gac"` object. Plans are in planning/plan_file.py, knapsack problems in
-planning/knapsack/problem.py, and GPU profiles in gpu/profile.py, built from the types here.
-Our own formats forbid unknown keys, so that a typo is an error and not a silent default.
+nested `"gac"` object. Plans (planning/plan_file.py) and GPU profiles (gpu/profile.py) use these
+types, too. Our own formats forbid unknown keys, so that a typo is an error, not a silent default.
 """
 
 import math

@@ -32,7 +32,7 @@ from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, breakeven_rank
 from vllm_gac.planning.allowed_dims import AllowedDims, evenly_spread
 from vllm_gac.planning.candidates import attention_candidates, ranks_below_breakeven
-from vllm_gac.planning.knapsack.instance import Ints
+from vllm_gac.planning.knapsack import Ints
 from vllm_gac.planning.losses import Curve
 from vllm_gac.planning.request import PlanRequest
 

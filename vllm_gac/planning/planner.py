@@ -23,10 +23,6 @@ from vllm_gac.planning.problem import Problem, Problems, Solution
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.version import version
 
-# Losses of other models predict those of this one no closer than this, in nats per token. Equal
-# layers can be exchanged, so proving the last digits would take minutes.
-_PRIOR_TOLERANCE = 1e-4
-
 
 def plan(
     model: str | Path,
@@ -140,10 +136,10 @@ def prior_plan(model: Checkpoint, request: PlanRequest, other: OtherPlan | None 
     if other is not None:
         problems, notes = Problems(model, other.layout.layers), {"losses": "implied"} | other.notes
         losses = implied_losses(other, request.methods)
-        found = best_plan(model, losses, request, notes, _PRIOR_TOLERANCE, problems)
+        found = best_plan(model, losses, request, notes, problems)
         return found.model_copy(update={"expected_loss": None})
     losses = prior_losses(model.layout, request.methods)
-    found = best_plan(model, losses, request, {"losses": "prior"}, tolerance=_PRIOR_TOLERANCE)
+    found = best_plan(model, losses, request, {"losses": "prior"})
     # The field expected_loss is only for losses that were measured on this model.
     notes = found.notes | {"expected_loss": found.expected_loss}
     return found.model_copy(update={"expected_loss": None, "notes": notes})
@@ -154,7 +150,6 @@ def best_plan(
     losses: Losses,
     request: PlanRequest,
     notes: Mapping[str, Any] | None = None,
-    tolerance: float = 0.0,
     problems: Problems | None = None,
 ) -> Plan:
     """Make the plan with the least loss within the budgets, or least time or bytes within a loss.
@@ -164,15 +159,13 @@ def best_plan(
         losses: The expected loss of every dim of every layer.
         request: What the plan is to keep.
         notes: More entries for the plan's notes.
-        tolerance: A plan is good enough if no other loses less by more than this, in nats per
-            token.
         problems: What is known of the model from plans for other losses.
 
     Raises:
         PlanError: If no plan fits. The message gives the smallest feasible value of the option.
     """
     problems = problems or Problems(model)
-    problem, found, about = _no_slower_solution(request, model, losses, tolerance, problems)
+    problem, found, about = _no_slower_solution(request, model, losses, problems)
     layout = replace(model.layout, layers=tuple(found.layers))
     time, about_time = _time_budget(request, problem, found.layers, model.layout)
     return Plan(
@@ -220,7 +213,6 @@ def _no_slower_solution(
     request: PlanRequest,
     model: Checkpoint,
     losses: Losses,
-    tolerance: float,
     problems: Problems,
 ) -> tuple[Problem, Solution, list[str]]:
     """The best choice that is predicted to be no slower than the dense model, if there is one.
@@ -231,7 +223,7 @@ def _no_slower_solution(
     Returns:
         The problem, its solution, and what is to be known about predicted times.
     """
-    problem, found = _best_solution(request, model, losses, tolerance, problems)
+    problem, found = _best_solution(request, model, losses, problems)
     if problem.deployment is None:
         return problem, found, []
     about = request.about_times(problem.deployment.profile)
@@ -243,7 +235,7 @@ def _no_slower_solution(
     if not request.weighs_time and request.max_loss is None and request.objective == "concave":
         with suppress(PlanError):
             as_dense = replace(request, latency_ratio=1.0)
-            limited, faster = _best_solution(as_dense, model, losses, tolerance, problems)
+            limited, faster = _best_solution(as_dense, model, losses, problems)
             said = (
                 "the dense model's time was taken as a limit: without one, a plan would lose "
                 f"{found.loss:.4f} nats per token instead of {faster.loss:.4f}, and take {slower}"
@@ -257,7 +249,6 @@ def _best_solution(
     request: PlanRequest,
     model: Checkpoint,
     losses: Losses,
-    tolerance: float,
     problems: Problems,
 ) -> tuple[Problem, Solution]:
     """The best choice by the request's methods, or by some of them if it is better.
@@ -266,7 +257,7 @@ def _best_solution(
     candidates, or their combinations would be too many. With fewer methods there are more ranks.
     """
     problem = problems.of(request)
-    found = [(problem, problem.solve(losses, tolerance))]
+    found = [(problem, problem.solve(losses))]
     if request.objective == "concave" and "lowrank" in request.methods and problems.near is None:
         # Without the method heads, attention has the form that the dense model has.
         needed = {"lowrank"} if request.allows_dense_attention else {"lowrank", "heads"}
@@ -275,7 +266,7 @@ def _best_solution(
         for kept in chain.from_iterable(combinations(others, n) for n in range(len(others))):
             with suppress(PlanError):  # fewer methods may not fit the budgets
                 fewer = problems.of(replace(request, methods=(*kept, *always)))
-                found.append((fewer, fewer.solve(losses, tolerance)))
+                found.append((fewer, fewer.solve(losses)))
     if request.max_loss is None:
         return min(found, key=lambda one: one[1].loss)
 

@@ -12,9 +12,7 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, experts_fault
 from vllm_gac.layout.tensor_parallel import check_planned_for
-from vllm_gac.planning.binding import limited_by, tight
-from vllm_gac.planning.knapsack import choose
-from vllm_gac.planning.knapsack.instance import Ints
+from vllm_gac.planning.knapsack import Ints, choose, limited_by
 from vllm_gac.planning.knapsack_items import PartCandidates, part_candidates, part_parameters
 from vllm_gac.planning.losses import Curve, Losses
 from vllm_gac.planning.plan_file import exact_budget
@@ -23,7 +21,7 @@ from vllm_gac.planning.proportional import (
     straight_lines,
     within_window,
 )
-from vllm_gac.planning.request import PlanRequest
+from vllm_gac.planning.request import BUDGET_FLAGS, PlanRequest
 
 # Because of fused GEMMs, the time of a layer differs a little from that of its parts. If a plan
 # takes too long, the time budget is lowered and the plan is made again, at most this often.
@@ -143,7 +141,7 @@ class Problem:
                 )
         self._check_time(unspent)
 
-    def solve(self, losses: Losses, tolerance: float = 0.0) -> Solution:
+    def solve(self, losses: Losses) -> Solution:
         """Find the choice with the least loss within every budget.
 
         If a loss was asked for, it is the one with the least time or bytes within that loss. The
@@ -151,8 +149,6 @@ class Problem:
 
         Args:
             losses: The expected loss of every dim of every layer.
-            tolerance: A choice is good enough if no other loses less by more than this, or, if a
-                loss was asked for, saves more than this share of the dense model's time or bytes.
 
         Raises:
             PlanError: If no plan is within the budgets, or none loses so little.
@@ -160,9 +156,9 @@ class Problem:
         values, limits = self._values(losses), dict(self._limits)
         self.check_feasible()
         if self._request.max_loss is not None:
-            return self._within_loss(values, math.log1p(self._request.max_loss), tolerance)
+            return self._within_loss(values, math.log1p(self._request.max_loss))
         for _ in range(_ATTEMPTS):
-            found = self._choose(values, limits, tolerance)
+            found = self._choose(values, limits)
             if self.microseconds is None or self.deployment is None:
                 return found
             time = self.deployment.nanoseconds(self._dense, found.layers)
@@ -283,7 +279,7 @@ class Problem:
             return self.deployment.nanoseconds(self._dense, layers)
         return self._request.held_bytes(self.deployment).of_layers(self._dense, layers)
 
-    def _within_loss(self, by: _Values, most: float, tolerance: float) -> Solution:
+    def _within_loss(self, by: _Values, most: float) -> Solution:
         """The choice with the least time or bytes of those that lose at most `most` nats per token.
 
         It is the same knapsack: the loss is a budget, and what is saved is the value.
@@ -293,51 +289,42 @@ class Problem:
             np.ceil(np.minimum(lost, _MAX_NATS) / _NATS).astype(np.int64) for lost in by.losses
         ]
         costs = [
-            np.column_stack((part.costs[:, :2] - part.costs[:, :2].min(0), lost))
+            np.column_stack((part.costs[:, :2], lost))
             for part, lost in zip(parts, losses, strict=True)
         ]
         values = [-part.costs[:, 2].astype(np.float64) for part in parts]
-        unspent = self._unspent(self._limits).tolist()
-        budgets = dict(zip(self._limits, unspent, strict=True)) | {"loss": int(most / _NATS)}
-        columns = tight(costs, budgets)
-        few = [cost[:, list(columns.values())] for cost in costs]
-        whole = self.minimized(self._dense.layers)
         try:
-            within = {name: budgets[name] for name in columns}
-            chosen, gap = choose(few, values, within, tolerance=tolerance * whole)
+            chosen = choose(costs, values, self._limits | {"loss": int(most / _NATS)})
         except PlanError as e:
-            least = self._choose(by, self._limits, tolerance).loss
+            least = self._choose(by, self._limits).loss
             if least <= most:
                 raise
             raise PlanError(
                 f"--max-loss {self._request.max_loss:.2%}: what else is asked for is expected to "
                 f"lose {math.expm1(least):.2%} at least; allow more"
             ) from e
-        return self._solution(by, chosen, gap, {})
+        return self._solution(by, chosen.positions, chosen.gap, {})
 
-    def _choose(self, by: _Values, limits: Mapping[str, int], tolerance: float) -> Solution:
-        count = len(self._dense.layers)
-        # Every choice pays for the smallest candidates, so costs are relative to theirs.
-        above = [part.costs - part.costs.min(0) for part in self._parts]
-        every = [cost[:, : len(limits)] for cost in above for _ in range(count)]
+    def _choose(self, by: _Values, limits: Mapping[str, int]) -> Solution:
+        every = [part.costs[:, : len(limits)] for part in self._parts for _ in self._dense.layers]
         costs = [cost[allowed] for cost, allowed in zip(every, by.allowed, strict=True)]
         values = [value[allowed] for value, allowed in zip(by.values, by.allowed, strict=True)]
-        budgets = dict(zip(limits, self._unspent(limits).tolist(), strict=True))
-        # The search would keep every partial choice that is cheaper by a budget that all keep.
-        columns = tight(costs, budgets)
-        within = {name: budgets[name] for name in columns}
-        few = [cost[:, list(columns.values())] for cost in costs]
         try:
-            positions, gap = choose(few, values, within, tolerance=tolerance)
+            found = choose(costs, values, limits)
         except PlanError as e:
             if self._near is None:
-                raise
+                raise PlanError(
+                    f"{', '.join(BUDGET_FLAGS[name] for name in limits)}: feasible one by "
+                    f"one, but not together with --method {','.join(self._request.methods)}; "
+                    "allow more"
+                ) from e
             raise PlanError(
                 f"no dims of --align {self._request.align} are within an eighth of those of the "
                 "other model and spend no more than it does; give another --align"
             ) from e
-        chosen = [int(a[position]) for a, position in zip(by.allowed, positions, strict=True)]
-        return self._solution(by, chosen, gap, limited_by(costs, values, positions, budgets))
+        chosen = [int(a[p]) for a, p in zip(by.allowed, found.positions, strict=True)]
+        limiting = limited_by(costs, values, found.positions, limits)
+        return self._solution(by, chosen, found.gap, limiting)
 
     def _solution(
         self, by: _Values, chosen: Sequence[int], gap: float, limits: Mapping[str, list[str]]

@@ -25,6 +25,12 @@ Objective: TypeAlias = Literal["concave", "linear"]
 # What a plan within a loss has least of.
 Minimized: TypeAlias = Literal["time", "bytes"]
 
+# By the budgets' names in plans.
+BUDGET_FLAGS = {
+    "parameters": "--param-ratio",
+    "kv_elements": "--kv-ratio",
+    "nanoseconds": "--latency",
+}
 # The options that describe the steps of a deployment. `BatchMix` has the same names.
 _BATCH_MIX = ("decode_batch", "decode_context", "prefill_tokens")
 

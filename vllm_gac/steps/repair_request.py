@@ -33,7 +33,12 @@ class RepairRequest:
 
     strategy: Strategy = field(
         default="minimal",
-        metadata=option("--strategy", "as in 'align' (minimal)", choices=STRATEGIES),
+        metadata=option(
+            "--strategy",
+            "minimal: multiples of 8 (default); optimal: of 16; predefined: head sizes with "
+            "kernels of their own; measured: the fastest nearby by the GPU's profile",
+            choices=STRATEGIES,
+        ),
     )
     gpu: str | None = field(
         default=None,
