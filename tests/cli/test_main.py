@@ -46,6 +46,7 @@ def test_every_verb_explains_itself_and_has_json(
         (["profiles"], "'profiles'"),
         (["align", "107"], "'align'"),
         (["solve", "p.json"], "'solve'"),
+        (["plan", "m", "--kv-ratio", "0.9", "--objective=linear"], "--objective any more"),
         (["inspect", ""], "''"),
         (["inspect", "hf://o/m"], "hf://o/m"),
         (["compress", "m", "--out", "s3://b/m"], "--out: s3://b/m"),

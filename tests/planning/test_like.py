@@ -18,10 +18,10 @@ from tests.support.command import error, result, usage
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.errors import CheckpointError, GacError, PlanError
 from vllm_gac.layout.dims import LINEARS, ModelLayout, breakeven_rank
+from vllm_gac.planning.knapsack_items import within_window
 from vllm_gac.planning.like import OtherPlan, read_other, request_like
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.planning.planner import plan, prior_plan
-from vllm_gac.planning.proportional import within_window
 from vllm_gac.planning.request import PlanRequest
 
 WHOLE = dense_models.config()

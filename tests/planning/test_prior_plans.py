@@ -140,9 +140,3 @@ def test_a_deployment_can_be_planned_for(models: dict[str, Checkpoint]) -> None:
     assert plan.nanoseconds.used <= plan.nanoseconds.allowed
     assert plan.nanoseconds.allowed == pytest.approx(0.85 * plan.nanoseconds.dense, rel=1e-5)
     assert plan.nanoseconds.used > 0.8 * plan.nanoseconds.dense
-
-
-def test_what_only_statistics_tell_is_refused(models: dict[str, Checkpoint]) -> None:
-    request = PlanRequest(param_ratio=0.8, methods=("lowrank",), sensitivity="kfac")
-    with pytest.raises(PlanError, match="needs statistics"):
-        prior_plan(models["demo"], request)

@@ -29,7 +29,6 @@ from vllm_gac.planning.request import PlanRequest
             "tensor_parallel_size 2.0: expected an integer of at least 1",
         ),
         ("quantization", "int4", "quantization int4: expected one of fp8"),
-        ("objective", "speed", "objective speed: expected one of concave, linear"),
         ("max_loss", 1, "max_loss 1: expected a share above 0 and below 1: 1 % is 0.01"),
         ("latency", float("inf"), "latency inf: expected a number above 0"),
     ],
@@ -45,7 +44,6 @@ def test_a_value_that_cannot_be_is_refused(field: str, value: Any, said: str) ->
         ({"latency": 5.0, "latency_ratio": 0.5}, "latency and latency_ratio: give one of them"),
         ({"max_loss": 0.01, "latency_ratio": 0.5}, "max_loss finds the fastest model"),
         ({"minimize": "bytes", "kv_ratio": 0.5}, "minimize bytes has no effect without max_loss"),
-        ({"max_loss": 0.01, "objective": "linear"}, "objective linear is for budgets alone"),
     ],
 )
 def test_what_contradicts_is_refused(given: dict[str, Any], said: str) -> None:

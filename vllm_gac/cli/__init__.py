@@ -52,6 +52,13 @@ _REMOVED = {
     "align": "'plan' chooses aligned dims and 'repair' pads to them",
     "solve": "'plan' solves the knapsack of a model; for others, use scipy.optimize.milp",
 }
+_REMOVED_OPTIONS = {
+    "--objective": "plans are for the least loss (concave)",
+    "--sensitivity": "losses of ranks are measured by probes",
+    "--whitening": "low-rank linears are made by kfac",
+    "--prune-criterion": "MLP channels are chosen by obs",
+    "--overwrite": "nothing is replaced; remove the output first",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,8 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv and argv[0] in _REMOVED:
         known.error(f"there is no verb '{argv[0]}' any more: {_REMOVED[argv[0]]}")
     args, unknown = known.parse_known_args(argv)
-    if "--overwrite" in unknown:
-        args.usage_error("--overwrite: nothing is replaced any more; remove the output first")
+    for option in unknown:
+        if (name := option.partition("=")[0]) in _REMOVED_OPTIONS:
+            args.usage_error(f"there is no {name} any more: {_REMOVED_OPTIONS[name]}")
     if unknown:  # the verb's parser reports this, because its help lists the verb's options
         args.usage_error(f"unrecognized arguments: {' '.join(unknown)}")
     try:

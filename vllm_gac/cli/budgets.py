@@ -90,15 +90,12 @@ def _why_left(plan: "Plan", budget: str) -> str | None:
     if not isinstance(limits, dict) or not isinstance(limits.get(budget), list):
         return None
     by = [name for name in _NAMES if name in limits[budget]]
-    objective = plan.notes.get("objective", "concave")
     if not by:
-        better = "a lower loss" if objective == "concave" else f"a larger objective {objective}"
-        return f"No dims that use more of it give {better}."
+        return "No dims that use more of it give a lower loss."
     if by == [budget]:
         return "The next larger dims need more than what is left."
-    better = "lose less" if objective == "concave" else f"raise the objective {objective}"
     limiting = " and ".join(f"{_NAMES[name]} ({BUDGET_FLAGS[name]})" for name in by)
     return (
         f"Limited by the {limiting}: with a larger budget there, the plan could use more of this "
-        f"one and {better}."
+        "one and lose less."
     )

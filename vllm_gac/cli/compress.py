@@ -13,7 +13,6 @@ from vllm_gac.cli.options import (
     add_device,
     add_json,
     add_options,
-    add_papers,
     add_planning,
     add_restart,
     add_revision,
@@ -76,8 +75,7 @@ def add_parser(verbs: Verbs) -> None:
         metavar="STATS.safetensors",
         help="what calibrate has measured, instead of --calibration",
     )
-    papers = add_papers(parser)
-    add_options(CompressRequest, {"": keep, "run": how, "papers": papers})
+    add_options(CompressRequest, {"": keep, "run": how})
     add_device(how)
     add_restart(how)
     add_json(how)

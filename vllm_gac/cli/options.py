@@ -42,7 +42,7 @@ def add_json(parser: Section) -> None:
 
 
 def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
-    """Add the options of a `PlanRequest`, but those of papers. One that is not given is None.
+    """Add the options of a `PlanRequest`. One that is not given is None.
 
     Returns:
         The section of those that say what to keep.
@@ -52,16 +52,6 @@ def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     limit = time.add_mutually_exclusive_group()
     add_options(PlanRequest, {"first": parser, "": keep, "time": time, "time limit": limit})
     return keep
-
-
-def add_papers(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
-    """Add the section of what other papers do, with those options of a `PlanRequest`.
-
-    It is to be the last one.
-    """
-    papers = parser.add_argument_group("what papers do, to compare with")
-    add_options(PlanRequest, {"papers": papers})
-    return papers
 
 
 def add_options(request: type, groups: Mapping[str, Section]) -> None:

@@ -11,7 +11,6 @@ from vllm_gac.cli.options import (
     MODEL,
     Verbs,
     add_json,
-    add_papers,
     add_planning,
     add_revision,
     given,
@@ -53,7 +52,6 @@ def add_parser(verbs: Verbs) -> None:
         "--plot", type=path, metavar="FILE.svg", help="draw the plan here, with the extra plots"
     )
     add_planning(parser)
-    add_papers(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -80,8 +78,6 @@ def run(args: argparse.Namespace) -> int:
     if args.like is None and not given(args, *BUDGETS):
         args.usage_error("give --max-loss, --param-ratio, --kv-ratio, a --latency or --like")
     request = plan_request(args)
-    if args.stats is None and request.needs_statistics:
-        args.usage_error(f"{request.needs_statistics} needs --stats")
     model = model_directory(args.model, args.revision)
     made = plan(model, request, args.stats, like=args.like)
     as_json = made.model_dump(mode="json")

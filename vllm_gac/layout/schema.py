@@ -78,13 +78,6 @@ CHANGED_BY: Mapping[Method, tuple[str, ...]] = {
 }
 Role = Literal["head", "rank", "width"]
 Strategy = Literal["none", "minimal", "optimal", "predefined", "measured"]
-# What the errors of a factorized linear are weighted by. kfac: the covariance of its input, and the
-# metric of its output. svd-llm: the covariance of its input. asvd: the magnitudes of its inputs.
-# svd: nothing.
-Whitening = Literal["kfac", "svd-llm", "asvd", "svd"]
-# How MLP channels are chosen. obs: by the error that is left after the refit. magnitude: by the
-# energy that a channel adds to the output.
-Criterion = Literal["obs", "magnitude"]
 
 # Every linear of a decoder layer; any of them may be factorized.
 LinearName = Literal[

@@ -42,6 +42,10 @@ _SHARES = tuple(i / 16 for i in range(15, 3, -1))
 # where two or three are chosen together, in all combinations.
 _MAX_RANKS = {1: 48, 2: 24, 3: 12}
 
+# Where a plan is to be near another one, a dim differs from its by at most this share of the dense
+# dim. This is the window of the GAC paper.
+WINDOW = 1 / 8
+
 # The beginning of linear layers' names, or several, as str.startswith takes them.
 Prefix: TypeAlias = str | tuple[str, ...]
 # Of a layer in which only the attention (True) or only the MLP (False) differs from the dense one:
@@ -314,3 +318,23 @@ def part_parameters(dense: ModelLayout, layer: LayerLayout, prefix: Prefix) -> i
         if name.removeprefix("model.layers.0.").startswith(prefix)
         and not name.endswith(".rope_inv_freq")
     )
+
+
+def within_window(
+    dense: ModelLayout, layer: LayerLayout, near: LayerLayout, prefix: Prefix
+) -> bool:
+    """Whether each dim of a part of `layer` differs by at most WINDOW from that of `near`.
+
+    The part is the one whose linear layers' names begin with `prefix`.
+    """
+    pairs = zip(_kept_shares(dense, layer, prefix), _kept_shares(dense, near, prefix), strict=True)
+    return all(abs(one - other) <= WINDOW for one, other in pairs)
+
+
+def _kept_shares(dense: ModelLayout, layer: LayerLayout, prefix: Prefix) -> list[float]:
+    own = dense.layers[0]
+    shares = [part_parameters(dense, layer, prefix) / part_parameters(dense, own, prefix)]
+    if prefix == "self_attn.":
+        for one, other in ((layer.key, own.key), (layer.value, own.value)):
+            shares.append(one.heads * one.size / (other.heads * other.size))
+    return shares

@@ -23,7 +23,6 @@ from vllm_gac.compression.measured import Measured
 from vllm_gac.compression.probes import PARTS, Part, Probe, probes, whole_sequences
 from vllm_gac.compression.statistics_file import read_errors, read_probes, read_whole
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.planning.request import RankLossSource
 
 # [full + 1]: the loss at a dim of 0, 1, ..., full. The last one is 0.
 Curve: TypeAlias = NDArray[np.float64]
@@ -58,20 +57,13 @@ def part_of(name: str) -> Part:
     raise ValueError(f"{name}: begins with no part that has probes: {', '.join(PARTS)}")
 
 
-def read_losses(
-    path: Path,
-    dense: ModelLayout,
-    measured: Measured,
-    sensitivity: RankLossSource = "probe",
-) -> Losses:
+def read_losses(path: Path, dense: ModelLayout, measured: Measured) -> Losses:
     """Read the losses from the statistics of a model.
 
     Args:
         path: The statistics file.
         dense: The model's layout.
         measured: What was measured, as `check_stats` returns it.
-        sensitivity: Where the losses of ranks come from: from probes, or, with kfac, from the
-            metrics of outputs alone. All other losses come from probes.
     """
     errors = [
         {name: curve.astype(np.float64) for name, curve in layer.items()}
@@ -80,13 +72,7 @@ def read_losses(
     tried = probes(dense, measured.methods)
     found = read_probes(path, dense, measured).astype(np.float64)
     scales = _scales(found, read_whole(path, measured))
-    losses = measured_losses(tried, errors, found.mean(2) * scales.repeat(2))
-    if sensitivity == "probe":
-        return losses
-    return [
-        {**layer, **{name: of[name] for name in of if name.startswith("rank.")}}
-        for layer, of in zip(losses, errors, strict=True)
-    ]
+    return measured_losses(tried, errors, found.mean(2) * scales.repeat(2))
 
 
 def loss_by_sequence(

@@ -93,16 +93,13 @@ def measured_plan(
         CheckpointError: If the statistics are malformed, or of another model.
         PlanError: If the statistics lack what the request needs, or no plan fits.
     """
-    if request.sensitivity == "kfac" and "lowrank" not in request.methods:
-        raise PlanError("--sensitivity kfac is of the ranks of linears; add lowrank to --method")
     measured = check_stats(stats, model.layout, model.config_sha256)
-    needs_probes = request.sensitivity == "probe" or set(request.methods) != {"lowrank"}
-    if needs_probes and not measured.probe_tokens:
+    if not measured.probe_tokens:
         raise PlanError(f"{stats}: no sensitivities were measured; calibrate again")
     check_methods(stats, measured, request.methods)
     if measured.value_group == 1:  # the statistics hold nothing about merged heads
         request = replace(request, value_group=1, key_group=1)
-    losses = read_losses(stats, model.layout, measured, request.sensitivity)
+    losses = read_losses(stats, model.layout, measured)
     known = (
         "tokens", "tokens_sha256", "sequence_length", "probe_tokens", "held_sha256", "metric_tokens"
     )  # fmt: skip
@@ -129,10 +126,8 @@ def prior_plan(model: Checkpoint, request: PlanRequest, other: OtherPlan | None 
             that these dims are the best of their cost.
 
     Raises:
-        PlanError: If the request needs statistics, or no plan fits.
+        PlanError: If no plan fits.
     """
-    if request.needs_statistics:
-        raise PlanError(f"{request.needs_statistics}: needs statistics; give them with --stats")
     if other is not None:
         problems, notes = Problems(model, other.layout.layers), {"losses": "implied"} | other.notes
         losses = implied_losses(other, request.methods)
@@ -183,8 +178,6 @@ def best_plan(
         layers=[LayerSection.model_validate(layer.section()) for layer in found.layers],
         notes={
             "planner": "knapsack",
-            "objective": request.objective,
-            "sensitivity": request.sensitivity,
             "gap": found.gap,
             "limited_by": found.limited_by,
             "types": asdict(request.types),
@@ -232,7 +225,7 @@ def _no_slower_solution(
     if time <= dense:
         return problem, found, about
     slower = f"{time:,.0f} us a step, {time / dense:.2f} times the dense model's {dense:,.0f}"
-    if not request.weighs_time and request.max_loss is None and request.objective == "concave":
+    if not request.weighs_time and request.max_loss is None:
         with suppress(PlanError):
             as_dense = replace(request, latency_ratio=1.0)
             limited, faster = _best_solution(as_dense, model, losses, problems)
@@ -258,7 +251,7 @@ def _best_solution(
     """
     problem = problems.of(request)
     found = [(problem, problem.solve(losses))]
-    if request.objective == "concave" and "lowrank" in request.methods and problems.near is None:
+    if "lowrank" in request.methods and problems.near is None:
         # Without the method heads, attention has the form that the dense model has.
         needed = {"lowrank"} if request.allows_dense_attention else {"lowrank", "heads"}
         others = [method for method in request.methods if method not in needed]
@@ -283,7 +276,7 @@ def _time_budget(
     used = problem.deployment.nanoseconds(dense, layers)
     if request.limits_time and problem.microseconds is not None:
         limit, allowed = "request", math.floor(1000 * problem.microseconds)
-    elif request.objective == "concave" and request.max_loss is None and used <= before:
+    elif request.max_loss is None and used <= before:
         limit, allowed = "dense model", round(before)
     else:
         limit, allowed = "none", math.ceil(used)

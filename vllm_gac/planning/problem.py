@@ -13,14 +13,14 @@ from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, experts_fault
 from vllm_gac.layout.tensor_parallel import check_planned_for
 from vllm_gac.planning.knapsack import Ints, choose, limited_by
-from vllm_gac.planning.knapsack_items import PartCandidates, part_candidates, part_parameters
-from vllm_gac.planning.losses import Curve, Losses
-from vllm_gac.planning.plan_file import exact_budget
-from vllm_gac.planning.proportional import (
-    proportional_layers,
-    straight_lines,
+from vllm_gac.planning.knapsack_items import (
+    PartCandidates,
+    part_candidates,
+    part_parameters,
     within_window,
 )
+from vllm_gac.planning.losses import Curve, Losses
+from vllm_gac.planning.plan_file import exact_budget
 from vllm_gac.planning.request import BUDGET_FLAGS, PlanRequest
 
 # Because of fused GEMMs, the time of a layer differs a little from that of its parts. If a plan
@@ -47,21 +47,6 @@ class Solution:
     loss: float
     gap: float
     limited_by: Mapping[str, list[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Values:
-    """The losses and values of the candidates, with one entry for each part of each layer.
-
-    Attributes:
-        losses: [candidates] the loss of each candidate, in nats per token.
-        values: [candidates] the values that the knapsack maximizes.
-        allowed: The positions of the candidates that may be chosen.
-    """
-
-    losses: Sequence[Curve]
-    values: Sequence[Curve]
-    allowed: Sequence[NDArray[np.intp]]
 
 
 class Problem:
@@ -111,6 +96,7 @@ class Problem:
         self.parameters = exact_budget(request.param_ratio, model.layout.parameters)
         self.kv_elements = exact_budget(request.kv_ratio, model.layout.kv_elements)
         self._parts = self._candidates()
+        self._allowed = self._allowed_candidates()
         self._limits = self._limits_for_items()
 
     def to_lose(self, most: float | None) -> "Problem":
@@ -153,12 +139,14 @@ class Problem:
         Raises:
             PlanError: If no plan is within the budgets, or none loses so little.
         """
-        values, limits = self._values(losses), dict(self._limits)
+        # Of each part of each layer, the losses [candidates].
+        curves = [part.losses(of_layer) for part in self._parts for of_layer in losses]
+        limits = dict(self._limits)
         self.check_feasible()
         if self._request.max_loss is not None:
-            return self._within_loss(values, math.log1p(self._request.max_loss))
+            return self._within_loss(curves, math.log1p(self._request.max_loss))
         for _ in range(_ATTEMPTS):
-            found = self._choose(values, limits)
+            found = self._choose(curves, limits)
             if self.microseconds is None or self.deployment is None:
                 return found
             time = self.deployment.nanoseconds(self._dense, found.layers)
@@ -230,41 +218,20 @@ class Problem:
         shares = (f"{name} {size / whole:.3f}" for name, size in parts.items() if size)
         return f" ({', '.join(shares)})"
 
-    def _values(self, losses: Losses) -> _Values:
-        by_loss = self._curves(losses)
-        linear = self._request.objective == "linear"
-        objective = self._curves(straight_lines(losses)) if linear else by_loss
-        allowed = [np.arange(len(loss)) for loss in by_loss]
-        if linear or self._near is not None:
-            allowed = self._windows(losses)
-        return _Values(by_loss, [-loss for loss in objective], allowed)
+    def _allowed_candidates(self) -> list[NDArray[np.intp]]:
+        """The positions of the candidates that may be chosen, for each part of each layer.
 
-    def _curves(self, losses: Losses) -> list[Curve]:
-        """The losses [candidates], with one entry for each part of each layer."""
-        return [part.losses(curves) for part in self._parts for curves in losses]
-
-    def _windows(self, losses: Losses) -> list[NDArray[np.intp]]:
-        """The candidates near the dims of a plan, for each part of each layer.
-
-        The plan is the one that was given, or has dims in proportion to their scores. What a given
-        plan leaves whole stays whole, or each whole linear would become two. If no candidate is
-        near, all are taken that change the same, or else all.
+        If there is a plan to stay near, these are the candidates near its dims. What it leaves
+        whole stays whole, or each whole linear would become two. If no candidate is near, all are
+        taken that change the same, or else all.
         """
-        near = self._near or proportional_layers(
-            self._dense,
-            losses,
-            self._request.methods,
-            "latent" if self._request.key_form == "latent" else "rotary",
-            self.parameters.allowed,
-            self.kv_elements.allowed,
-        )
+        if self._near is None:
+            return [np.arange(len(part.layers)) for part in self._parts for _ in self._dense.layers]
         windows = []
         for part in self._parts:
-            for layer in near:
-                alike = np.ones(len(part.layers), dtype=bool)
-                if self._near is not None:
-                    changed = part.changed(self._dense, layer)
-                    alike &= [part.changed(self._dense, c) == changed for c in part.layers]
+            for layer in self._near:
+                changed = part.changed(self._dense, layer)
+                alike = np.array([part.changed(self._dense, c) == changed for c in part.layers])
                 about = alike & [
                     within_window(self._dense, c, layer, part.prefix) for c in part.layers
                 ]
@@ -279,15 +246,13 @@ class Problem:
             return self.deployment.nanoseconds(self._dense, layers)
         return self._request.held_bytes(self.deployment).of_layers(self._dense, layers)
 
-    def _within_loss(self, by: _Values, most: float) -> Solution:
+    def _within_loss(self, curves: Sequence[Curve], most: float) -> Solution:
         """The choice with the least time or bytes of those that lose at most `most` nats per token.
 
         It is the same knapsack: the loss is a budget, and what is saved is the value.
         """
         parts = [part for part in self._parts for _ in self._dense.layers]
-        losses = [
-            np.ceil(np.minimum(lost, _MAX_NATS) / _NATS).astype(np.int64) for lost in by.losses
-        ]
+        losses = [np.ceil(np.minimum(lost, _MAX_NATS) / _NATS).astype(np.int64) for lost in curves]
         costs = [
             np.column_stack((part.costs[:, :2], lost))
             for part, lost in zip(parts, losses, strict=True)
@@ -296,19 +261,19 @@ class Problem:
         try:
             chosen = choose(costs, values, self._limits | {"loss": int(most / _NATS)})
         except PlanError as e:
-            least = self._choose(by, self._limits).loss
+            least = self._choose(curves, self._limits).loss
             if least <= most:
                 raise
             raise PlanError(
                 f"--max-loss {self._request.max_loss:.2%}: what else is asked for is expected to "
                 f"lose {math.expm1(least):.2%} at least; allow more"
             ) from e
-        return self._solution(by, chosen.positions, chosen.gap, {})
+        return self._solution(curves, chosen.positions, chosen.gap, {})
 
-    def _choose(self, by: _Values, limits: Mapping[str, int]) -> Solution:
+    def _choose(self, curves: Sequence[Curve], limits: Mapping[str, int]) -> Solution:
         every = [part.costs[:, : len(limits)] for part in self._parts for _ in self._dense.layers]
-        costs = [cost[allowed] for cost, allowed in zip(every, by.allowed, strict=True)]
-        values = [value[allowed] for value, allowed in zip(by.values, by.allowed, strict=True)]
+        costs = [cost[some] for cost, some in zip(every, self._allowed, strict=True)]
+        values = [-lost[some] for lost, some in zip(curves, self._allowed, strict=True)]
         try:
             found = choose(costs, values, limits)
         except PlanError as e:
@@ -322,18 +287,22 @@ class Problem:
                 f"no dims of --align {self._request.align} are within an eighth of those of the "
                 "other model and spend no more than it does; give another --align"
             ) from e
-        chosen = [int(a[p]) for a, p in zip(by.allowed, found.positions, strict=True)]
+        chosen = [int(some[p]) for some, p in zip(self._allowed, found.positions, strict=True)]
         limiting = limited_by(costs, values, found.positions, limits)
-        return self._solution(by, chosen, found.gap, limiting)
+        return self._solution(curves, chosen, found.gap, limiting)
 
     def _solution(
-        self, by: _Values, chosen: Sequence[int], gap: float, limits: Mapping[str, list[str]]
+        self,
+        curves: Sequence[Curve],
+        chosen: Sequence[int],
+        gap: float,
+        limits: Mapping[str, list[str]],
     ) -> Solution:
         count, layers = len(self._dense.layers), list(self._dense.layers)
         for number, position in enumerate(chosen):
             part, index = self._parts[number // count], number % count
             layers[index] = part.put(layers[index], part.layers[position])
-        loss = math.fsum(lost[p] for lost, p in zip(by.losses, chosen, strict=True))
+        loss = math.fsum(lost[p] for lost, p in zip(curves, chosen, strict=True))
         return Solution(layers, loss, gap, limits)
 
 

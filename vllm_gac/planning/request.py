@@ -19,9 +19,6 @@ from vllm_gac.options import option, refuse_unexpected
 from vllm_gac.planning.allowed_dims import AllowedDims
 from vllm_gac.planning.held_bytes import HeldBytes
 
-# Where the losses of ranks come from: probes of whole layers, or one backward pass.
-RankLossSource: TypeAlias = Literal["probe", "kfac"]
-Objective: TypeAlias = Literal["concave", "linear"]
 # What a plan within a loss has least of.
 Minimized: TypeAlias = Literal["time", "bytes"]
 
@@ -162,26 +159,6 @@ class PlanRequest:
             group="first",
         ),
     )
-    objective: Objective = field(
-        default="concave",
-        metadata=option(
-            "--objective",
-            "value of a dim: the loss without it, as measured (concave), or for comparison in "
-            "proportion to the dim, as in the GAC paper (linear); default: concave",
-            choices=("concave", "linear"),
-            group="papers",
-        ),
-    )
-    sensitivity: RankLossSource = field(
-        default="probe",
-        metadata=option(
-            "--sensitivity",
-            "what low-rank linears are judged by: layers tried out, or gradients alone; "
-            "default: probe",
-            choices=("probe", "kfac"),
-            group="papers",
-        ),
-    )
     latency: float | None = field(
         default=None,
         metadata=option(
@@ -241,10 +218,6 @@ class PlanRequest:
                 f"minimize {self.minimize} has no effect without max_loss; param_ratio and "
                 "kv_ratio limit bytes"
             )
-        if self.max_loss is not None and self.objective != "concave":
-            raise PlanError(
-                f"objective {self.objective} is for budgets alone; leave it out, or max_loss"
-            )
         if not self.methods:
             usual = USUAL_METHODS if self.max_loss is None else METHODS
             object.__setattr__(self, "methods", usual)
@@ -269,11 +242,6 @@ class PlanRequest:
     def allows_dense_attention(self) -> bool:
         """Whether attention may stay as it is: rotary keys, and heads that are not merged."""
         return self.key_form != "latent" and {self.key_group, self.value_group} <= {None, 1}
-
-    @property
-    def needs_statistics(self) -> str | None:
-        """The option that needs statistics of the model, or None."""
-        return "--sensitivity kfac" if self.sensitivity == "kfac" else None
 
     @property
     def allowed_dims(self) -> AllowedDims:

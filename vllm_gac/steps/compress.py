@@ -8,7 +8,7 @@ run that was killed can be continued, and ends in the same bytes.
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +208,7 @@ def _announced(checkpoint: Checkpoint, request: PlanRequest, healing: HealingTri
     gain, healed = "other models would lose more by such a request, so it may not be met", ""
     assert request.max_loss is not None
     with suppress(PlanError):
-        plan = prior_plan(checkpoint, replace(request, sensitivity="probe"))
+        plan = prior_plan(checkpoint, request)
         if (held := plan.notes.get("bytes")) is not None:
             what, share = "weights and cache", held["used"] / held["dense"]
         else:

@@ -82,7 +82,7 @@ class CompressInputs:
         record = {
             "model": fingerprint(checkpoint),
             "plan": plan.model_dump(mode="json") if isinstance(plan, Plan) else plan.record(),
-            "stats": stats and _stats_record(stats, checkpoint, layout, request),
+            "stats": stats and _stats_record(stats, checkpoint, layout),
             **sums,
         }
         return cls(
@@ -125,17 +125,17 @@ def _kept(plan: Plan | PlanRequest, dense: ModelLayout, layout: ModelLayout | No
     return Kept((), covariances_for(dense, layout), metrics_for(layout), group)
 
 
-def _stats_record(
-    path: Path, checkpoint: Checkpoint, layout: ModelLayout | None, request: CompressRequest
-) -> dict[str, Any]:
+def _stats_record(path: Path, checkpoint: Checkpoint, layout: ModelLayout | None) -> dict[str, Any]:
     """What identifies statistics. Raises GacError unless they suffice for the `layout`, if any."""
     dense = checkpoint.layout
     needed: dict[str, Any] = {}
     if layout is not None:
         merged = max(dense.kv_heads_per(layer.value) for layer in layout.layers)
-        needed = {"value_group": merged, "needed": covariances_for(dense, layout)}
-        if request.whitening == "kfac":
-            needed["factorized"] = metrics_for(layout)
+        needed = {
+            "value_group": merged,
+            "needed": covariances_for(dense, layout),
+            "factorized": metrics_for(layout),
+        }
     measured = check_stats(path, dense, checkpoint.config_sha256, **needed)
     return {**measured.metadata, "file": size_and_time(path)}
 

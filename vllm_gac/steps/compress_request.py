@@ -1,10 +1,8 @@
 """How a plan's dims become weights, and on how much text."""
 
 from dataclasses import dataclass, field
-from typing import get_args
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.schema import Criterion, Whitening
 from vllm_gac.options import option, refuse_unexpected
 from vllm_gac.steps.calibrate_request import MAX_TOKENS, SEQUENCE_LENGTH
 
@@ -21,8 +19,8 @@ class CompressRequest:
     Examples:
         >>> import vllm_gac
         >>> request = vllm_gac.CompressRequest(max_tokens=16384, no_refit=True)
-        >>> request.whitening, request.prune_criterion
-        ('kfac', 'obs')
+        >>> request.sequence_length
+        512
     """
 
     no_refit: bool = field(
@@ -45,27 +43,6 @@ class CompressRequest:
     )
     max_tokens: int | None = field(default=None, metadata=MAX_TOKENS)
     sequence_length: int = field(default=512, metadata=SEQUENCE_LENGTH)
-    whitening: Whitening = field(
-        default="kfac",
-        metadata=option(
-            "--whitening",
-            "what errors of low-rank linears are weighted by: statistics of inputs and the "
-            "gradients of outputs, of inputs alone as in SVD-LLM or ASVD, or nothing; default: "
-            "kfac",
-            choices=get_args(Whitening),
-            group="papers",
-        ),
-    )
-    prune_criterion: Criterion = field(
-        default="obs",
-        metadata=option(
-            "--prune-criterion",
-            "how MLP channels are chosen: by their loss after the refit, or the energy of their "
-            "activations; default: obs",
-            choices=get_args(Criterion),
-            group="papers",
-        ),
-    )
 
     def __post_init__(self) -> None:
         """Refuse, by its flag, what no compression can be asked for."""

@@ -60,7 +60,7 @@ def write_compressed(
             checkpoint.layout,
             checkpoint.config_sha256,
             needed=covariances_for(checkpoint.layout, layout),
-            factorized=metrics_for(layout) if request.whitening == "kfac" else (),
+            factorized=metrics_for(layout),
         )
         if not request.no_refit:
             context = checkpoint.config.max_position_embeddings
@@ -82,9 +82,7 @@ def write_compressed(
             shrink_covariances(own, measured.tokens),
             inv_freq,
         )
-        smaller = compress_layer(
-            layer, layout.layers[index], request.whitening, request.prune_criterion
-        )
+        smaller = compress_layer(layer, layout.layers[index])
         if refitting is None:
             return _stored(layout, index, weights, smaller)
         fitted, leaves = refitting.refitted(index, layer.weights, smaller)
@@ -104,8 +102,9 @@ def write_compressed(
     source = {
         "tool": f"vllm-gac {version()}",
         "methods": plan.methods,
-        "whitening": request.whitening,
-        "prune_criterion": request.prune_criterion,
+        # The only ways since there are no others; they tell models made before from one another.
+        "whitening": "kfac",
+        "prune_criterion": "obs",
         "refitted": tokens is not None,
         "expected_loss": plan.expected_loss,
         **({"planned_for": types} if (types := plan.notes.get("types")) else {}),

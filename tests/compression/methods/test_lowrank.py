@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_gac.compression.methods.factorization import factorize
-from vllm_gac.compression.methods.lowrank import low_rank
+from vllm_gac.compression.methods.lowrank import balanced
 
 
 def problem(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,32 +64,15 @@ def test_no_factors_lose_less_in_the_metrics_they_are_made_for(
 ) -> None:
     weight, covariance = problem(rows, columns, seed)
     metric, rank = problem(2, rows, seed + 1)[1], min(rows, columns) // 2
-    own = low_rank(weight, covariance, rank, "kfac", **weighting(weight, metric, pulled))
-    best = loss(weight, own[1] @ own[0], covariance, metric)
+    own = factorize(weight, covariance, **weighting(weight, metric, pulled)).truncate(rank)
+    best = loss(weight, own[0] @ own[1], covariance, metric)
     whole = loss(weight, torch.zeros_like(weight), covariance, metric)
-    for whitening in ("svd-llm", "asvd", "svd"):
-        a, b = low_rank(weight, covariance, rank, whitening)
-        assert best <= loss(weight, b @ a, covariance, metric) + 1e-6 * whole
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(24, 40), (40, 24)])
-def test_whitening_beats_asvd_and_both_beat_plain_svd_on_such_inputs(
-    rows: int, columns: int
-) -> None:
-    weight, covariance = problem(rows, columns, 0)
-    losses = []
-    for whitening in ("svd-llm", "asvd", "svd"):
-        a, b = low_rank(weight, covariance, 8, whitening)
-        losses.append(loss(weight, b @ a, covariance))
-    assert losses == sorted(losses)
-    assert losses[0] < 0.9 * losses[2]
-
-
-def test_plain_svd_is_torch_svd() -> None:
-    weight, covariance = problem(12, 20, 1)
-    a, b = low_rank(weight, covariance, 5, "svd")
     u, s, vt = torch.linalg.svd(weight)
-    torch.testing.assert_close(b @ a, u[:, :5] * s[:5] @ vt[:5])
+    plain = u[:, :rank] * s[:rank] @ vt[:rank]
+    up, down = factorize(weight, covariance).truncate(rank)
+    for other in (up @ down, plain):
+        assert best <= loss(weight, other, covariance, metric) + 1e-6 * whole
+    assert loss(weight, up @ down, covariance) <= loss(weight, plain, covariance) + 1e-6 * whole
 
 
 def test_the_output_metric_decides_which_rows_matter() -> None:
@@ -106,6 +89,6 @@ def test_degenerate_inputs_leave_finite_factors(inputs: int) -> None:
     samples = torch.randn(8, inputs, dtype=torch.float64)
     covariance = samples @ samples.T
     for rank in (2, 6):
-        a, b = low_rank(weight, covariance, rank)
+        a, b = balanced(factorize(weight, covariance), rank)
         assert bool(a.isfinite().all() and b.isfinite().all())
     torch.testing.assert_close((b @ a) @ samples, weight @ samples)

@@ -2,8 +2,6 @@
 
 import torch
 
-from tests.compression.methods.one_layer import one_layer
-from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.methods.prune import prune_channels, prune_order
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -60,13 +58,3 @@ def test_a_shorter_order_is_the_start_of_a_longer_one() -> None:
         prune_order(DOWN, statistics, 20)[0][:7].tolist()
         == prune_order(DOWN, statistics, 7)[0].tolist()
     )
-
-
-def test_magnitude_is_the_energy_of_what_a_channel_adds() -> None:
-    layer = one_layer()
-    down, inputs = layer.weights["mlp.down_proj.weight"], layer.stats["mlp.down_proj"]
-    energies = (down[:, :, None] * down[:, :, None]).sum((0, 2)) * inputs.diagonal()
-    best = energies.topk(80).indices.sort().values
-    small = compress_layer(layer.measured, layer.target(width=80), criterion="magnitude")
-    gate = layer.weights["mlp.gate_proj.weight"]
-    assert torch.equal(small["mlp.gate_proj.weight"], gate[best])

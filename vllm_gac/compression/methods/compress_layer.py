@@ -11,31 +11,20 @@ from vllm_gac.compression.methods.prune import Channels
 from vllm_gac.compression.methods.values import Values
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
-from vllm_gac.layout.schema import Criterion, Whitening
 
 
-def compress_layer(
-    layer: MeasuredLayer,
-    target: LayerLayout,
-    whitening: Whitening = "kfac",
-    criterion: Criterion = "obs",
-) -> dict[str, torch.Tensor]:
+def compress_layer(layer: MeasuredLayer, target: LayerLayout) -> dict[str, torch.Tensor]:
     """The tensors of a layer with the dims of `target`, by their names within the layer.
 
     Tensors that do not shrink are returned unchanged. The others are fp64, and RoPE tables fp32.
     Raises PlanError if no method makes `target` from the dense layer.
     """
-    for compressor in compressors(layer.layout, target, whitening, criterion):
+    for compressor in compressors(layer.layout, target):
         layer = compressor.compress(layer, target)
     return dict(layer.weights)
 
 
-def compressors(
-    dense: ModelLayout,
-    target: LayerLayout,
-    whitening: Whitening = "kfac",
-    criterion: Criterion = "obs",
-) -> Iterator[Compressor]:
+def compressors(dense: ModelLayout, target: LayerLayout) -> Iterator[Compressor]:
     """The methods that make `target`, in the order of their use: factorization is last."""
     heads = dense.num_key_value_heads
     for kind, fewer in (("value", target.value.heads), ("key", target.key.heads)):
@@ -44,10 +33,10 @@ def compressors(
     yield Values(dense.kv_heads_per(target.value))
     yield Keys(target.key.form, dense.kv_heads_per(target.key))
     if not dense.experts:
-        yield Channels(criterion)
+        yield Channels()
     for linear in LINEARS:
         if linear in target.ranks:
-            yield LowRank(linear, whitening)
+            yield LowRank(linear)
 
 
 def measurable_methods(

@@ -28,15 +28,15 @@ class Factorization:
 
 def factorize(
     weight: torch.Tensor,
-    input_covariance: torch.Tensor | None = None,
+    input_covariance: torch.Tensor,
     output_metric: torch.Tensor | None = None,
     pulled_metric: torch.Tensor | None = None,
 ) -> Factorization:
     """Minimize || M^(1/2) (W - up down) C^(1/2) ||_F at every rank at once.
 
     weight W [out, in], input_covariance C = E[x x^T] [in, in], output_metric M [out, out]; None is
-    the identity. M = None is SVD-LLM (Wang et al., ICLR 2025, section 3.2); both None plain SVD.
-    Instead of M, pulled_metric W^T M W [in, in] can be given.
+    the identity, as in SVD-LLM (Wang et al., ICLR 2025, section 3.2). Instead of M, pulled_metric
+    W^T M W [in, in] can be given.
 
     The singular vectors come from the Gram matrix of the smaller side, or of the input's side if
     the metric is pulled there. The other factor is then the projection of W itself, so that nothing
@@ -49,15 +49,10 @@ def factorize(
             weighting, unweighted = _roots(output_metric)
             left = weighting @ w
         # left C left^T needs no root of C, which for a wide MLP would be most of the work.
-        right = left if input_covariance is None else left @ input_covariance.double()
-        scale, vectors = _spectrum(right @ left.T)
+        scale, vectors = _spectrum(left @ input_covariance.double() @ left.T)
         up = vectors if unweighted is None else unweighted @ vectors
         return Factorization(scale, up * scale, (vectors.T @ left) / scale[:, None])
     pulled = _pulled(w, output_metric) if pulled_metric is None else pulled_metric.double()
-    if input_covariance is None:
-        scale, vectors = _spectrum(pulled)
-        vectors = vectors[:, :rank]
-        return Factorization(scale[:rank], w @ vectors, vectors.T)
     whitening, unwhitened = _roots(input_covariance)
     scale, vectors = _spectrum(whitening @ pulled @ whitening)
     vectors = vectors[:, :rank]

@@ -9,7 +9,6 @@ from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
 from vllm_gac.compression.methods.factorization import Factorization, factorize
 from vllm_gac.compression.methods.output_metric import metric_of, of_input
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.schema import Whitening
 
 # Linear layers that share their input with another one, under whose name the covariance is kept.
 _INPUT_OF = {
@@ -27,8 +26,8 @@ def input_of(linear: str) -> str:
 class LowRank:
     """Replaces one linear by two factors."""
 
-    def __init__(self, linear: str, whitening: Whitening = "kfac") -> None:
-        self.linear, self.whitening = linear, whitening
+    def __init__(self, linear: str) -> None:
+        self.linear = linear
         self.name = f"rank.{linear}"
 
     def full(self, dense: ModelLayout) -> int:
@@ -36,7 +35,7 @@ class LowRank:
         return min(dense.linear_shape(dense.layers[0], self.linear))
 
     def errors(self, layer: MeasuredLayer) -> torch.Tensor:
-        """The expected increase of the loss at every rank, in nats per token, if made by kfac.
+        """The expected increase of the loss at every rank, in nats per token.
 
         K-FAC's curvature is the product of the input's covariance C and the output's metric G
         (compression/output_metrics.py). With it, rank r loses 1/2 sum_{j > r} s_j^2 for the
@@ -47,11 +46,8 @@ class LowRank:
     def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
         """`layer` with the factors in place of the linear."""
         smaller, rank = dict(layer.weights), target.ranks[self.linear]
-        weight = smaller.pop(f"{self.linear}.weight")
-        if self.whitening == "kfac":
-            a, b = balanced(self._factors(layer), rank)
-        else:
-            a, b = low_rank(weight, self._covariance(layer), rank, self.whitening)
+        del smaller[f"{self.linear}.weight"]
+        a, b = balanced(self._factors(layer), rank)
         smaller |= {f"{self.linear}.A.weight": a, f"{self.linear}.B.weight": b}
         if (bias := smaller.pop(f"{self.linear}.bias", None)) is not None:
             smaller[f"{self.linear}.B.bias"] = bias
@@ -99,28 +95,6 @@ class LowRank:
             len(covariance) // width,
         )
         return covariance[own][:, own]
-
-
-def low_rank(
-    weight: torch.Tensor,
-    covariance: torch.Tensor,
-    rank: int,
-    whitening: Whitening = "kfac",
-    output_metric: torch.Tensor | None = None,
-    pulled_metric: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Factors A [rank, in] and B [out, rank] of a linear whose input has `covariance` [in, in].
-
-    The metrics are those of `factorize`. Without one, kfac is svd-llm. asvd scales each channel by
-    its magnitude to the power 1/2 (Yuan et al. 2023), with root mean squares instead of mean
-    absolute values.
-    """
-    weighting: torch.Tensor | None = None
-    if whitening in ("kfac", "svd-llm"):
-        weighting = covariance
-    elif whitening == "asvd":
-        weighting = torch.diag(covariance.double().diagonal().clamp_min(1e-30).sqrt())
-    return balanced(factorize(weight, weighting, output_metric, pulled_metric), rank)
 
 
 def balanced(factors: Factorization, rank: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,6 @@ from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
 from vllm_gac.compression.methods.output_metric import without
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.schema import Criterion
 
 # Ridge of inverses and refits, relative to the mean variance of the channels.
 _RIDGE = 1e-4
@@ -22,15 +21,12 @@ class Channels:
 
     name = "width"
 
-    def __init__(self, criterion: Criterion = "obs") -> None:
-        self.criterion = criterion
-
     def full(self, dense: ModelLayout) -> int:
         """The dense width."""
         return dense.layers[0].intermediate_size
 
     def errors(self, layer: MeasuredLayer) -> torch.Tensor:
-        """Mean squared error of the output of down_proj at every width, chosen by obs."""
+        """Mean squared error of the output of down_proj at every width."""
         full = layer.weights["mlp.down_proj.weight"].shape[1]
         return tail_sums(self._order(layer, full)[1].flip(0))
 
@@ -43,7 +39,8 @@ class Channels:
             return layer
         names = [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
         gate, up, down = (layer.weights[name] for name in names)
-        covariance, gone = layer.covariances["mlp.down_proj"], self._gone(layer, full - width)
+        covariance = layer.covariances["mlp.down_proj"]
+        gone = self._order(layer, full - width)[0][: full - width]
         gate, up, down, kept = prune_channels(gate, up, down, covariance, gone)
         weights = {**layer.weights, **dict(zip(names, (gate, up, down), strict=True))}
         for bias in ("mlp.gate_proj.bias", "mlp.up_proj.bias"):
@@ -57,14 +54,6 @@ class Channels:
                 "mlp.down_proj": covariance[kept][:, kept],
             },
         )
-
-    def _gone(self, layer: MeasuredLayer, count: int) -> torch.Tensor:
-        """The channels [count] that are removed."""
-        if self.criterion == "obs":
-            return self._order(layer, count)[0][:count]
-        down, covariance = layer.weights["mlp.down_proj.weight"], layer.covariances["mlp.down_proj"]
-        energies = down.double().square().sum(0) * covariance.double().diagonal()
-        return energies.argsort(stable=True)[:count]
 
     def _order(self, layer: MeasuredLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """`prune_order` for `count` channels or more: fewer of them are its first ones."""
