@@ -19,7 +19,7 @@ from vllm_gac.compression import reference_model
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(models(), st.sampled_from(["minimal", "optimal", "predefined"]))
+@given(models(), st.sampled_from(["minimal", "measured"]))
 def test_logits_are_bit_for_bit_the_same(
     monkeypatch: pytest.MonkeyPatch, model: RandomModel, strategy: Any
 ) -> None:

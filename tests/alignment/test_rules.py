@@ -2,16 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_gac.alignment.rules import PREDEFINED_HEADS, ROLES, STRATEGIES, align, allowed_dims
+from vllm_gac.alignment.rules import ROLES, STRATEGIES, align, allowed_dims
 from vllm_gac.errors import PlanError, ProfileError
 from vllm_gac.gpu.profile_files import read_profile, shipped_profiles
-from vllm_gac.planning.plan_file import Plan
 
 dims = st.integers(1, 20_000)
 strategies = st.sampled_from(STRATEGIES)
@@ -26,11 +25,6 @@ parallel_sizes = st.sampled_from([1, 2, 3, 4, 8])
         ("minimal", "head", {1: 8, 8: 8, 107: 112, 112: 112, 1237: 1240}),
         ("minimal", "head", dict.fromkeys(range(114, 121), 120)),
         ("minimal", "head", dict.fromkeys(range(121, 129), 128)),
-        ("optimal", "rank", {1: 16, 107: 112, 120: 128, 1237: 1248}),
-        ("predefined", "head", {1: 32, 33: 64, 65: 96, 97: 112, 107: 112, 114: 128, 125: 128}),
-        ("predefined", "head", {129: 160, 161: 192, 193: 224, 225: 256, 256: 256, 257: 272}),
-        ("predefined", "rank", {33: 48, 107: 112, 1237: 1248}),
-        ("predefined", "width", {12185: 12192}),
     ],
 )
 def test_the_rules_of_thumb(strategy: Any, role: Any, expected: dict[int, int]) -> None:
@@ -96,10 +90,6 @@ def test_candidates_are_the_dims_in_a_range_that_stay(
     ]
 
 
-def test_the_predefined_heads_are_the_candidates_of_their_range() -> None:
-    assert tuple(allowed_dims(1, 256, "predefined")) == PREDEFINED_HEADS
-
-
 @pytest.mark.parametrize("dim", [0, -8])
 def test_a_dim_below_one_is_refused(dim: int) -> None:
     with pytest.raises(PlanError, match=str(dim)):
@@ -112,10 +102,6 @@ def test_an_unknown_strategy_or_role_is_refused_with_the_known_ones(
 ) -> None:
     with pytest.raises(PlanError, match=r"none, minimal|head, rank"):
         align(8, strategy, role)
-
-
-def test_a_plan_knows_every_strategy() -> None:
-    assert get_args(Plan.model_fields["align"].annotation) == STRATEGIES
 
 
 # ---- measured --------------------------------------------------------------------------------

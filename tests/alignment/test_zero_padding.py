@@ -11,7 +11,7 @@ from tests.alignment.random_models import RandomModel, models
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.zero_padding import padded_tensors
 
-RULES = ["minimal", "optimal", "predefined"]
+RULES = ["minimal", "measured"]
 rules = st.sampled_from([*RULES, "measured"])
 
 
@@ -72,7 +72,7 @@ def test_the_frequencies_of_padded_pairs_do_not_matter(model: RandomModel, strat
 @settings(max_examples=5)
 @given(models())
 def test_dtypes_are_kept(dtype: torch.dtype, model: RandomModel) -> None:
-    padded = padded_layout(model.layout, "optimal")
+    padded = padded_layout(model.layout, "measured")
     stream = ((name, tensor.to(dtype)) for name, tensor in model.weights.items())
     for name, tensor in padded_tensors(model.layout, padded, model.hf_config.rope, stream):
         new = name.endswith("rope_inv_freq") and name not in model.weights
@@ -84,6 +84,6 @@ def test_dtypes_are_kept(dtype: torch.dtype, model: RandomModel) -> None:
 def test_what_is_not_part_of_the_model_is_passed_on(model: RandomModel) -> None:
     extra = "model.layers.0.self_attn.rotary_emb.inv_freq"
     stream = [*model.weights.items(), (extra, torch.ones(3))]
-    padded = padded_layout(model.layout, "optimal")
+    padded = padded_layout(model.layout, "measured")
     made = dict(padded_tensors(model.layout, padded, model.hf_config.rope, stream))
     assert torch.equal(made[extra], torch.ones(3))

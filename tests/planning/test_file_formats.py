@@ -23,8 +23,9 @@ PLAN: dict[str, Any] = {
 }
 
 
-def test_a_plan_survives_being_written_and_read() -> None:
-    plan = validate(Plan, PLAN, "plan.json")
+@pytest.mark.parametrize("align", ["none", "minimal", "measured", "optimal", "predefined"])
+def test_a_plan_survives_being_written_and_read(align: str) -> None:
+    plan = validate(Plan, PLAN | {"align": align}, "plan.json")
     assert validate(Plan, plan.model_dump(mode="json"), "plan.json") == plan
 
 

@@ -51,7 +51,7 @@ H200 = Deployment(read_profile("h200"), BatchMix())
     param_ratio=st.floats(0.3, 1.0),
     kv_ratio=st.floats(0.05, 1.0),
     methods=st.sets(st.sampled_from(["heads", "prune", "lowrank"]), min_size=1),
-    strategy=st.sampled_from(["minimal", "optimal", "predefined"]),
+    strategy=st.sampled_from(["minimal", "measured"]),
     key_form=st.sampled_from(["auto", "rotary", "latent"]),
     seed=st.none() | st.integers(0, 3),
 )

@@ -52,7 +52,7 @@ def test_padding_keeps_the_served_logits_bit_for_bit(model: Path, tmp_path: Path
     """
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         pytest.skip("oneDNN's order of summation is known for x86 from AVX2 on")
-    served = aligned_engines.run(model, tmp_path, ["none", "minimal", "optimal", "predefined"])
+    served = aligned_engines.run(model, tmp_path, ["none", "minimal", "measured"])
     expected = served["none"]
     assert expected["logits"].std() > 0.1
     for strategy, answer in served.items():
@@ -119,7 +119,6 @@ def aligned(directory: Path, asked: dict[str, Any] | None = None, **options: Any
     [
         ({}, "minimal"),
         ({"align": "none"}, "none"),
-        ({"align": "predefined"}, "predefined"),
         ({"align": "measured", "gpu": "h200"}, "measured"),
     ],
 )
@@ -147,7 +146,7 @@ def test_weights_from_a_trainer_are_refused_where_dims_are_padded(model: Path) -
 
 
 def test_the_config_travels_with_both_layouts(model: Path) -> None:
-    config = aligned(model, align="optimal")
+    config = aligned(model, align="measured")
     sent = pickle.loads(pickle.dumps(config.model_config.hf_config))
     assert layout_of_hf(sent) == config.served
     assert stored_layout(sent) == config.stored
@@ -181,7 +180,7 @@ def test_an_unknown_strategy_is_named(model: Path) -> None:
         aligned(model, align="best")
 
 
-@pytest.mark.parametrize("strategy", ["none", "minimal", "predefined"])
+@pytest.mark.parametrize("strategy", ["none", "minimal", "measured"])
 def test_the_loader_streams_the_tensors_of_the_padded_layout(model: Path, strategy: str) -> None:
     config = aligned(model, align=strategy)
     for _ in range(2):  # reloading makes a new loader, which has only the config

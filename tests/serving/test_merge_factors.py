@@ -64,7 +64,7 @@ def streamed(stub: Any, **options: Any) -> dict[str, torch.Tensor]:
     return dict(stream(stub, **options))
 
 
-@pytest.mark.parametrize("strategy", ["none", "minimal", "predefined"])
+@pytest.mark.parametrize("strategy", ["none", "minimal", "measured"])
 @pytest.mark.parametrize("tp", [1, 4])  # with 4, value heads are repeated
 def test_the_loader_streams_products_that_are_padded_and_repeated(
     model: Path, strategy: Any, tp: int

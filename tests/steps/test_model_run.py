@@ -44,7 +44,7 @@ def test_a_run_goes_on_with_its_record_and_its_threads(tmp_path: Path) -> None:
     record = json.loads((run.work / "run.json").read_text())["run"]
     assert (record["threads"], record["torch_version"]) == (1, torch.__version__)
     torch.set_num_threads(2)
-    other = {"strategy": "optimal"}
+    other = {"strategy": "none"}
     with (
         pytest.raises(CheckpointError, match="strategy"),
         output(tmp_path, resume=True).run(other),

@@ -44,7 +44,7 @@ def logits_of(directory: Path) -> torch.Tensor:
         return logits(reference(checkpoint, torch.float64), read, TOKENS)
 
 
-@pytest.mark.parametrize("strategy", ["none", "minimal", "optimal", "predefined", "measured"])
+@pytest.mark.parametrize("strategy", ["none", "minimal", "measured"])
 def test_a_repaired_directory_computes_the_same(model: Path, tmp_path: Path, strategy: Any) -> None:
     out = tmp_path / "out"
     done = repair(model, out, RepairRequest(strategy=strategy), progress=False)
@@ -107,7 +107,7 @@ def test_dense_and_pruned_models_can_be_repaired(tmp_path: Path) -> None:
     dense = dense_models.write(
         tmp_path / "dense", dense_models.config(intermediate_size=91), tokenizer=False
     )
-    repair(dense, tmp_path / "out", RepairRequest(strategy="optimal"), progress=False)
+    repair(dense, tmp_path / "out", RepairRequest(strategy="measured"), progress=False)
     assert open_checkpoint(tmp_path / "out").layout.layers[0].intermediate_size == 96
     torch.testing.assert_close(
         logits_of(tmp_path / "out"), logits_of(dense), rtol=1e-12, atol=1e-12
@@ -130,11 +130,11 @@ def test_what_another_tool_wrote_can_be_repaired(tmp_path: Path) -> None:
     written, model = palu_models.palu(raw, ranks)
     tools.write(tmp_path / "palu", written, model)
     done = repair(
-        tmp_path / "palu", tmp_path / "out", RepairRequest(strategy="optimal"), progress=False
+        tmp_path / "palu", tmp_path / "out", RepairRequest(strategy="measured"), progress=False
     )
-    assert done.after == padded_layout(done.before, "optimal") != done.before
+    assert done.after == padded_layout(done.before, "measured") != done.before
     source = open_checkpoint(tmp_path / "out").raw_config["gac"]["source"]
-    assert (source["format"], source["repair"]["strategy"]) == ("palu", "optimal")
+    assert (source["format"], source["repair"]["strategy"]) == ("palu", "measured")
     tools.assert_same_logits(tmp_path / "out", model, "gac")
 
 
@@ -199,7 +199,7 @@ def test_a_stopped_run_is_resumed_to_the_same_bytes(
     assert not out.exists()
     with pytest.raises(CheckpointError, match="--resume"):
         repair(model, out, progress=False)
-    other = RepairRequest(strategy="optimal")
+    other = RepairRequest(strategy="measured")
     with pytest.raises(CheckpointError, match="strategy"):
         repair(model, out, other, resume=True, progress=False)
     resumed = repair(model, out, resume=True, progress=False)
@@ -218,7 +218,7 @@ def test_a_run_stopped_after_the_renaming_only_cleans_up(
         patch.setattr("vllm_gac.runs.workspace._remove", stop)
         with pytest.raises(KeyboardInterrupt):
             repair(model, tmp_path / "out", progress=False)
-    other = RepairRequest(strategy="optimal")
+    other = RepairRequest(strategy="measured")
     with pytest.raises(CheckpointError, match="strategy"):
         repair(model, tmp_path / "out", other, resume=True, progress=False)
     again = repair(model, tmp_path / "out", resume=True, progress=False)

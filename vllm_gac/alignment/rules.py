@@ -3,11 +3,9 @@
 A dim has a role: `head` (size of a key or value head), `rank` (of a factorized linear) or `width`
 (MLP channels). The strategies go from rules of thumb to measurement:
 
-    none        every dim is allowed
-    minimal     multiples of 8: rows of 16 bytes in 16-bit types; other dims are far slower
-    optimal     multiples of 16, the size of a tensor core tile
-    predefined  head sizes that attention kernels are compiled for; for other roles like optimal
-    measured    the fastest nearby dim according to the GPU's profile (see fastest_dim.py)
+    none      every dim is allowed
+    minimal   multiples of 8: rows of 16 bytes in 16-bit types; other dims are far slower
+    measured  the fastest nearby dim according to the GPU's profile (see fastest_dim.py)
 
 Quantization adds multiples of its own (`QuantizationMultiples`): rows of 16 bytes hold more
 elements in smaller types, and a block of weights that shares one scale must be whole.
@@ -26,9 +24,6 @@ from vllm_gac.layout.schema import Role, Strategy
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 ROLES: tuple[Role, ...] = get_args(Role)
-
-# Head sizes with FlashAttention or CPU kernels of their own in vLLM.
-PREDEFINED_HEADS = (32, 64, 96, 112, 128, 160, 192, 224, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +141,6 @@ def _align_part(dim: int, strategy: Strategy, role: Role, gpu: str | None) -> in
             return dim
         case "minimal":
             return round_up(dim, 8)
-        case "optimal":
-            return round_up(dim, 16)
-        case "predefined" if role == "head" and dim <= PREDEFINED_HEADS[-1]:
-            return next(size for size in PREDEFINED_HEADS if size >= dim)
-        case "predefined":
-            return round_up(dim, 16)
         case "measured":
             return fastest_dim(dim, role, gpu)
     raise PlanError(f"strategy {strategy!r}: expected {', '.join(STRATEGIES)}")

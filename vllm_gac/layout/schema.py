@@ -77,7 +77,7 @@ CHANGED_BY: Mapping[Method, tuple[str, ...]] = {
     "lowrank": ("ranks",),
 }
 Role = Literal["head", "rank", "width"]
-Strategy = Literal["none", "minimal", "optimal", "predefined", "measured"]
+Strategy = Literal["none", "minimal", "measured"]
 
 # Every linear of a decoder layer; any of them may be factorized.
 LinearName = Literal[

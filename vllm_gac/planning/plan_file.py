@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -49,7 +49,8 @@ class Plan(StrictModel):
     # SHA-256 of the dense model's config.json. A plan is refused for another model.
     model_config_sha256: str
     methods: list[Method]
-    align: Strategy
+    # What it was chosen by does not matter to its dims: before, there were more strategies.
+    align: Literal[Strategy, "optimal", "predefined"]
     param_ratio: Ratio
     kv_ratio: Ratio
     parameters: PlanBudget

@@ -17,8 +17,7 @@ from vllm_gac.options import option, refuse_unexpected
 class RepairRequest:
     """Which dims a repair may leave: each field is an option of `vllm-gac repair`.
 
-    A strategy is "minimal" (multiples of 8), "optimal" (multiples of 16), "predefined" (sizes that
-    attention kernels are compiled for), "measured" (the fastest dims nearby in the profile of
+    A strategy is "minimal" (multiples of 8), "measured" (the fastest dims nearby in the profile of
     `gpu`), or "none" (every dim).
 
     Raises:
@@ -26,7 +25,7 @@ class RepairRequest:
 
     Examples:
         >>> import vllm_gac
-        >>> request = vllm_gac.RepairRequest(strategy="optimal", quantization="fp8_per_block")
+        >>> request = vllm_gac.RepairRequest(strategy="measured", quantization="fp8_per_block")
         >>> request.multiples.linear
         128
     """
@@ -35,8 +34,8 @@ class RepairRequest:
         default="minimal",
         metadata=option(
             "--strategy",
-            "minimal: multiples of 8 (default); optimal: of 16; predefined: head sizes with "
-            "kernels of their own; measured: the fastest nearby by the GPU's profile",
+            "minimal: multiples of 8 (default); measured: the fastest dims nearby, by the GPU's "
+            "profile; none: every dim",
             choices=STRATEGIES,
         ),
     )
