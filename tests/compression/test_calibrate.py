@@ -130,7 +130,7 @@ def test_the_file_is_plain_safetensors(model: Path, text: Path, tmp_path: Path) 
     fit, held = tensors.pop("tokens"), tensors.pop("held")
     assert fit.shape == (8, 128)
     assert fit.dtype == held.dtype == torch.int32
-    assert tensors["layers.1.probes"].shape == (12, len(held))
+    assert tensors["layers.1.probes"].shape == (6, len(held))
     assert tensors.pop("whole").shape == (6, min(8, len(held)))
     assert {name.split(".", 2)[1] for name in tensors} == {"0", "1"}
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())

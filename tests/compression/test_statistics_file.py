@@ -154,7 +154,8 @@ def test_statistics_without_text_set_aside_are_read(measured: Path, tmp_path: Pa
     arrays, metadata = contents(measured / "stats")
     del arrays["held"], arrays["whole"]
     old = [arrays.pop(f"layers.{index}.probes").mean(1) for index in range(2)]
-    arrays["probes"] = np.stack([np.stack((lost, 7 * lost), 1) for lost in old])
+    stronger = [np.stack((9 * lost, lost), 1).flatten() for lost in old]
+    arrays["probes"] = np.stack([np.stack((lost, 7 * lost), 1) for lost in stronger])
     metadata = {key: text for key, text in metadata.items() if not key.startswith("held")}
     save_file(arrays, tmp_path / "stats", metadata | {"format": "3"})
     checkpoint = open_checkpoint(measured / "model")
@@ -164,8 +165,8 @@ def test_statistics_without_text_set_aside_are_read(measured: Path, tmp_path: Pa
     dense = checkpoint.layout
     of = check_stats(tmp_path / "stats", dense, checkpoint.config_sha256)
     losses = read_losses(tmp_path / "stats", dense, of)
-    half = dense.layers[0].intermediate_size // 2
-    assert losses[1]["width"][half] == pytest.approx(old[1][6], rel=1e-4)
+    width = dense.layers[0].intermediate_size * 4 // 5
+    assert losses[1]["width"][width] == pytest.approx(old[1][3], rel=1e-4)
 
 
 @pytest.mark.parametrize("covariances", ["", ",,,", "mlp.down_proj"])

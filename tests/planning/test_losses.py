@@ -22,8 +22,8 @@ from vllm_gac.compression.statistics_file import (
     read_whole,
 )
 from vllm_gac.errors import PlanError
-from vllm_gac.layout.dims import ModelLayout, layout_of
-from vllm_gac.planning.losses import Losses, loss_by_sequence, measured_losses, read_losses
+from vllm_gac.layout.dims import layout_of
+from vllm_gac.planning.losses import loss_by_sequence, measured_losses, read_losses
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import Kept, calibrate, write_statistics
@@ -54,7 +54,7 @@ def test_a_probe_is_about_how_far_the_model_with_that_part_compressed_diverges(
     with checkpoint.reader() as read, torch.inference_mode():
         whole = {name: read(name).float() for name in dense.tensors()}
         before = torch.log_softmax(logits(model, whole.__getitem__, tokens)[:, :-1], -1)
-        for index, number in ((0, 0), (1, 3), (0, 5), (1, 6), (0, 9), (1, 11)):
+        for index, number in ((1, 0), (1, 1), (0, 2), (1, 3), (0, 4), (1, 5)):
             probe = probes(dense, METHODS)[number]
             prefix = f"model.layers.{index}."
             own = {n.removeprefix(prefix): t for n, t in whole.items() if n.startswith(prefix)}
@@ -102,11 +102,11 @@ def test_whole_models_scale_the_losses_of_their_part(
     assert whole.shape[1] == len(same) < probed.shape[2]
     tried = probes(dense, METHODS)
     for part, name in enumerate(("rotary1", "latent1", "value1", "width")):
-        scale = whole[part].mean() / probed[:, 2 * part + 1, same].mean(1).sum()
-        layer = tried[2 * part].layer
+        scale = whole[part].mean() / probed[:, part, same].mean(1).sum()
+        layer = tried[part].layer
         dim = (layer.key.size, layer.key.size, layer.value.size, layer.intermediate_size)[part]
         for index in range(2):
-            expected = scale * probed[index, 2 * part].mean()
+            expected = scale * probed[index, part].mean()
             assert losses[index][name][dim] == pytest.approx(expected, rel=1e-4)
         each = loss_by_sequence(stats, dense, measured, [layer] * 2, losses)
         total = losses[0][name][dim] + losses[1][name][dim]
@@ -114,29 +114,19 @@ def test_whole_models_scale_the_losses_of_their_part(
         assert each.min() < each.max()
 
 
-def synthetic(strong: float, weak: float) -> tuple[ModelLayout, Losses]:
-    """One layer whose errors fall linearly, with the given losses at the two width probes."""
+@pytest.mark.parametrize("lost", [0.1, 0.0, -1e-9])
+def test_a_curve_is_in_proportion_to_errors_and_meets_its_probe(lost: float) -> None:
     dense = layout_of(config(num_hidden_layers=1))
     full = dense.layers[0].intermediate_size
-    errors = [{"width": 1 - np.arange(full + 1) / full}]
-    return dense, measured_losses(probes(dense, ("prune",)), errors, np.array([[strong, weak]]))
-
-
-def test_the_power_of_a_curve_comes_of_its_two_probes() -> None:
-    dense, losses = synthetic(strong=0.25, weak=0.25 * (1 - 76 / 96) ** 1.5 / 0.5**1.5)
-    full = dense.layers[0].intermediate_size
-    assert losses[0]["width"][full // 2] == pytest.approx(0.25)
-    assert losses[0]["width"][full // 4] == pytest.approx(0.25 * (0.75 / 0.5) ** 1.5, rel=1e-3)
-
-
-def test_noise_does_not_make_a_curve_concave_and_nothing_is_worth_nothing() -> None:
-    dense, losses = synthetic(strong=0.1, weak=0.2)  # the weaker probe loses more
-    curve = losses[0]["width"]
-    assert (np.diff(curve, 2) >= -1e-12).all()
-    _, losses = synthetic(strong=0.0, weak=-1e-9)
-    assert np.isfinite(losses[0]["width"]).all()
-    assert (losses[0]["width"] >= 0).all()
-    assert dense.layers
+    errors = [{"width": (1 - np.arange(full + 1) / full) ** 2}]
+    tried = probes(dense, ("prune",))
+    curve = measured_losses(tried, errors, np.array([[lost]]))[0]["width"]
+    probed = tried[0].layer.intermediate_size
+    assert curve[probed] == pytest.approx(max(lost, 0), abs=1e-11)
+    np.testing.assert_allclose(
+        curve * errors[0]["width"][probed], curve[probed] * errors[0]["width"]
+    )
+    assert (curve >= 0).all()
 
 
 def test_a_plan_needs_what_was_calibrated_for(

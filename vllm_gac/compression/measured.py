@@ -123,9 +123,9 @@ class Measured:
         if self.held_tokens:
             held = self.held_tokens // length
             count = len(whole_sequences(held)) if self.probe_tokens else 0
-            whole: Shapes = {WHOLE: (len(probes(layout, self.methods)) // 2, count)}
+            whole: Shapes = {WHOLE: (len(probes(layout, self.methods)), count)}
             return whole | text | {HELD: (held, length)}
-        tried: Shapes = {PROBES: (len(layout.layers), len(probes(layout, self.methods)), 2)}
+        tried: Shapes = {PROBES: (len(layout.layers), 2 * len(probes(layout, self.methods)), 2)}
         return tried | text
 
     def covariance_sizes(self, layout: ModelLayout) -> list[int]:

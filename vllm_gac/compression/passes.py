@@ -158,12 +158,11 @@ def _measure_gradients(run: _Run) -> None:
 def _stream(run: _Run) -> torch.Tensor:
     """For every layer not on disk yet: observe it, append its statistics, pass its output on.
 
-    Returns what whole models of one smaller part lose, [parts, sequences].
+    Returns what the whole models of each probe lose, [probes, sequences].
     """
     file, measured, model = run.file, run.measured, run.model
     layers, compressors = len(model.layout.layers), measured.compressors(model.layout)
     tried, rows = probes(model.layout, measured.methods), whole_sequences(len(run.probed))
-    parts = len(tried) // 2
     done = file.whole_layers()
     done = done if _hidden_path(file, done).exists() else 0
     with run.checkpoint.reader() as read, torch.inference_mode():
@@ -172,12 +171,12 @@ def _stream(run: _Run) -> torch.Tensor:
             shapes = {
                 "hidden": (*run.tokens.shape, size),
                 "held": (*run.probed.shape, size),
-                "parts": (parts, len(rows), run.probed.shape[1], size),
+                "small": (len(tried), len(rows), run.probed.shape[1], size),
             }
             hidden, held, small = kept_tensors(_hidden_path(file, done), shapes).values()
         else:
             hidden, held = (embed(model, read, of).cpu() for of in (run.tokens, run.probed))
-            small = held[rows].expand(parts, -1, -1, -1)
+            small = held[rows].expand(len(tried), -1, -1, -1)
         total = len(run.tokens) * (layers - done)
         with tqdm(total=total, desc="calibrate", unit="seq", disable=not run.progress) as bar:
             for index in range(done, layers):
@@ -197,7 +196,7 @@ def _stream(run: _Run) -> torch.Tensor:
                 if len(held):
                     found[PROBES], small = _probed(run, index, layer, tried, held, small)
                     held = layer_outputs(model, model.layout.layers[index], weights, held)
-                states = {"hidden": hidden, "held": held, "parts": small}
+                states = {"hidden": hidden, "held": held, "small": small}
                 write_tensors(_hidden_path(file, index + 1), states)
                 file.append(index, {**stats, **found})
                 for path in (_hidden_path, _metrics_path, _gradients_path):
@@ -213,8 +212,8 @@ def _probed(
     held: torch.Tensor,
     small: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the probes of layer `index` lose, [probes * sequences]; and what leaves it in models of
-    one smaller part.
+    """What the probes of layer `index` lose, [probes * sequences]; and what leaves it in whole
+    models of each of them.
     """
     count, length, size = held.shape
     shape = (DRAWS, count, len(positions(length)), size)

@@ -1,7 +1,7 @@
 """Probes: compress one part of one layer at a time, and estimate how much worse the model gets.
 
 The errors of a method compare the dims of one part of one layer. They cannot be compared between
-layers or methods. So every part is probed at two sizes, while everything else stays dense, on text
+layers or methods. So every part is probed at one size, while everything else stays dense, on text
 that no method was fitted to.
 
 A probe changes what its layer puts out by e_t at token t. With the gradient g_t of the loss by that
@@ -12,8 +12,8 @@ layer for each probe are enough, and the time grows in proportion to the layers.
 computed at some of the tokens only.
 
 What errors at different tokens and in different layers have in common, and what is not quadratic, a
-whole model tells: for each part, one in which every layer has its weaker probe. On few sequences it
-runs beside the dense model, layer by layer.
+whole model tells: for each part, one in which every layer has its probe. On few sequences it runs
+beside the dense model, layer by layer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,18 +56,18 @@ METHOD_PARTS: Mapping[str, tuple[Part, ...]] = {
     "prune": ("width",),
     "lowrank": ("rank.self_attn", "rank.mlp"),
 }
-# Shares of the dense dim (for ranks: of the parameters) of the stronger and of the weaker probe.
-_SHARES: Mapping[Part, tuple[float, float]] = {
-    "rotary": (0.5, 0.75),
-    "latent": (0.25, 0.5),
-    "value": (0.25, 0.625),
-    "width": (0.5, 0.8),
-    "rank.self_attn": (0.5, 0.8),
-    "rank.mlp": (0.5, 0.8),
+# Shares of the dense dim, for ranks of the parameters. Plans have dims like these.
+_SHARES: Mapping[Part, float] = {
+    "rotary": 0.75,
+    "latent": 0.5,
+    "value": 0.625,
+    "width": 0.8,
+    "rank.self_attn": 0.8,
+    "rank.mlp": 0.8,
 }
 # Of the next token of every token.
 DRAWS = 2
-# Sequences that whole models of one smaller part run on, at most.
+# Sequences that the whole models run on, at most.
 _WHOLE_SEQUENCES = 8
 # One in so many tokens has its output computed, unless sequences are short.
 _STEP, _MIN_POSITIONS = 8, 64
@@ -82,9 +82,9 @@ class Probe:
 
 
 def probes(dense: ModelLayout, methods: Sequence[str]) -> list[Probe]:
-    """The probes of any layer of `dense`: for every part the stronger one, then the weaker one."""
+    """The probes of any layer of `dense`, one for every part."""
     parts = [part for method in METHOD_PARTS if method in methods for part in METHOD_PARTS[method]]
-    return [Probe(part, _smaller(dense, part, share)) for part in parts for share in _SHARES[part]]
+    return [Probe(part, _smaller(dense, part, _SHARES[part])) for part in parts]
 
 
 def _smaller(dense: ModelLayout, part: Part, share: float) -> LayerLayout:
@@ -161,7 +161,7 @@ def measure_gradients(
 
 
 def whole_sequences(count: int) -> list[int]:
-    """Which of `count` sequences the whole models of one smaller part run on."""
+    """Which of `count` sequences the whole models run on."""
     return evenly_spread(min(count, _WHOLE_SEQUENCES), count)
 
 
@@ -181,12 +181,12 @@ def measure_layer(
         tried: The probes.
         hidden: The hidden states that enter it, [count, length, hidden].
         gradients: Those of `measure_gradients`.
-        entering: The hidden states that enter it in the whole models of one smaller part,
-            [parts, sequences, length, hidden].
+        entering: The hidden states that enter it in the whole models of each probe,
+            [probes, sequences, length, hidden].
 
     Returns:
         fp32 [probes, count], in nats per token of each sequence; and the hidden states that leave
-        it in the models of one smaller part.
+        it in these models.
     """
     leaving = torch.empty_like(entering, device="cpu")
     at = positions(hidden.shape[1]).to(model.device)
@@ -207,9 +207,7 @@ def measure_layer(
                 "dnph,nph->dnp", gradients[:, rows].to(model.device), after - before
             )
             found[number, rows] = (products.square().mean((0, 2)) / 2).cpu().float()
-        part, is_weaker = divmod(number, 2)
-        if is_weaker:
-            leaving[part] = layer_outputs(model, probe.layer, smaller, entering[part])
+        leaving[number] = layer_outputs(model, probe.layer, smaller, entering[number])
     return found, leaving
 
 
@@ -235,7 +233,7 @@ def divergences(
             for number, states in enumerate(small[:, row, :-1]):
                 got = unembed(model, last, states[some].to(model.device)).log_softmax(-1)
                 lost = kl_div(got, expected, reduction="sum", log_target=True)
-                found[number, row] += float(lost) / len(sequence)
+                found[number, row] += max(float(lost), 0.0) / len(sequence)
     return found
 
 

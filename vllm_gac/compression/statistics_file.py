@@ -16,8 +16,8 @@ layers.{i}.query_energy    [KV heads * head_dim / 2] of each pair of queries: bo
 layers.{i}.errors.{name}  [full + 1] the error of a method at every dim (methods/base.py)
 layers.{i}.probes         [probes, sequences] what each probe loses on text that was set aside, in
                           nats per token of each sequence (probes.py)
-whole                     [parts, sequences] what models lose in which every layer has the weaker
-                          probe of one part, on few of these sequences
+whole                     [probes, sequences] what models lose in which every layer has the same
+                          probe, on few of these sequences
 tokens                    int32 [count, length], the text that was fitted to: compressed layers are
                           refitted on what they get for it (refit.py)
 held                      int32 [count, length], text that was set aside, on which models are
@@ -25,7 +25,8 @@ held                      int32 [count, length], text that was set aside, on whi
 
 In the metadata, "format" is 4; "covariances" and "metrics" name the linear layers that have them.
 Format 3 has no text set aside. Instead of the probes of layers it has probes [layers, probes, 2],
-how much the whole model diverges and how much its loss grows, on text that was fitted to.
+how much the whole model diverges and how much its loss grows, on text that was fitted to. Before
+each probe comes a stronger one of the same part.
 
 statistics_writer.py writes it. Here it is read, and nothing of it is believed.
 """
@@ -245,13 +246,13 @@ def read_probes(path: Path, layout: ModelLayout, measured: Measured) -> Floats:
     `check_stats`. Raises CheckpointError if one is not finite.
     """
     if not measured.held_tokens:
-        return _read(path, PROBES)[:, :, :1]
+        return _read(path, PROBES)[:, 1::2, :1]
     layers = range(len(layout.layers))
     return np.stack([_read(path, f"layers.{index}.{PROBES}") for index in layers])
 
 
 def read_whole(path: Path, measured: Measured) -> Floats:
-    """What whole models of one smaller part lose [parts, sequences] (probes.py), in nats per token.
+    """What the whole models of each probe lose [probes, sequences] (probes.py), in nats per token.
 
     There are no sequences if that was not measured. `measured` is from `check_stats`. Raises
     CheckpointError if one is not finite and at least 0.

@@ -1,15 +1,13 @@
 """The expected loss of every dim of every layer, in nats per token.
 
-A method has an error at every dim (compression/methods/base.py). Probes measure the loss at two of
-these errors (compression/probes.py). The loss at a dim is
-`strong * (error / error of the stronger probe) ** power`, where `strong` is the loss of the
-stronger probe. The weaker probe determines the power, which is at least 1. Errors are convex, so
-losses are convex too, and no plan removes everything from one layer. The errors of low-rank
-linear layers are losses by themselves, as far as the metrics of their outputs tell
-(compression/methods/lowrank.py); probes correct them by one factor for all linear layers of a part.
+A method has an error at every dim (compression/methods/base.py). A probe tells the loss at one of
+these errors (compression/probes.py), and all losses of the part are in proportion to their errors.
+Errors are convex, so losses are convex too, and no plan removes everything from one layer.
+(Powers that follow from two probes are mostly below 1, because errors are those of the text that
+was fitted to; and a curve through a stronger probe expects too little of the dims that plans have.)
 
-Whole models, in which every layer has the weaker probe of a part, lose other than the sum of their
-probes. That factor scales the losses of the part.
+Whole models, in which every layer has the same probe, lose other than the sum of their probes. That
+factor scales the losses of the part.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +29,6 @@ Curve: TypeAlias = NDArray[np.float64]
 # rank of a linear.
 Losses: TypeAlias = Sequence[Mapping[str, Curve]]
 
-# Powers are clipped to this range, because two probes of a part are noisy.
-_POWERS = (1.0, 2.0)
 _MIN_LOSS = 1e-12
 # A whole model loses at most so many times what its probes do, or so much less.
 _MAX_SCALE = 10.0
@@ -72,7 +68,7 @@ def read_losses(path: Path, dense: ModelLayout, measured: Measured) -> Losses:
     tried = probes(dense, measured.methods)
     found = read_probes(path, dense, measured).astype(np.float64)
     scales = _scales(found, read_whole(path, measured))
-    return measured_losses(tried, errors, found.mean(2) * scales.repeat(2))
+    return measured_losses(tried, errors, found.mean(2) * scales)
 
 
 def loss_by_sequence(
@@ -87,9 +83,9 @@ def loss_by_sequence(
         layers: The layers of the plan.
         of: The losses of all sequences together, as `read_losses` returns them.
     """
-    weaker = read_probes(path, dense, measured)[:, 1::2].astype(np.float64)
-    shares = weaker / np.maximum(weaker.mean(2, keepdims=True), _MIN_LOSS)
-    parts = [probe.part for probe in probes(dense, measured.methods)[1::2]]
+    probed = read_probes(path, dense, measured).astype(np.float64)
+    shares = probed / np.maximum(probed.mean(2, keepdims=True), _MIN_LOSS)
+    parts = [probe.part for probe in probes(dense, measured.methods)]
     found = np.zeros(shares.shape[2])
     for index, layer in enumerate(layers):
         for name, dim in _dims(dense, layer):
@@ -111,16 +107,15 @@ def _dims(dense: ModelLayout, layer: LayerLayout) -> Iterator[tuple[str, int]]:
 
 
 def _scales(probed: NDArray[np.float64], whole: NDArray[np.float32]) -> NDArray[np.float64]:
-    """[parts] what a whole model of one smaller part loses, over the sum of its probes.
+    """[probes] what the whole model of a probe loses, over the sum of the probes of its layers.
 
     Args:
         probed: [layers, probes, sequences].
-        whole: [parts, sequences], of some of the sequences; there may be none.
+        whole: [probes, sequences], of some of the sequences; there may be none.
     """
     if not whole.size:
-        return np.ones(probed.shape[1] // 2)
-    same = whole_sequences(probed.shape[2])
-    expected = probed[:, 1::2, same].mean(2).sum(0)
+        return np.ones(probed.shape[1])
+    expected = probed[:, :, whole_sequences(probed.shape[2])].mean(2).sum(0)
     scales: NDArray[np.float64] = whole.mean(1) / np.maximum(expected, _MIN_LOSS)
     return np.clip(scales, 1 / _MAX_SCALE, _MAX_SCALE)
 
@@ -137,35 +132,18 @@ def measured_losses(
         errors: The error curves of every layer, by name.
         measured: [layers, probes] what they lose, in nats per token.
     """
-    losses = np.maximum(measured, _MIN_LOSS)
-    return [_layer_curves(tried, layer, lost) for layer, lost in zip(errors, losses, strict=True)]
+    losses = []
+    for of, lost in zip(errors, np.maximum(measured, _MIN_LOSS), strict=True):
+        worth = {probe.part: x / _probed(of, probe) for probe, x in zip(tried, lost, strict=True)}
+        losses.append({name: worth[part_of(name)] * curve for name, curve in of.items()})
+    return losses
 
 
-def _layer_curves(
-    tried: Sequence[Probe], errors: Mapping[str, Curve], losses: NDArray[np.float64]
-) -> dict[str, Curve]:
-    """The curves of one layer by name. `losses` is [probes] of this layer."""
-    curves: dict[str, Curve] = {}
-    for number in range(0, len(tried), 2):
-        part, strong, weak = tried[number].part, losses[number], losses[number + 1]
-        left, right = (_probed(errors, p.part, p.layer) for p in tried[number : number + 2])
-        own = {name: curve for name, curve in errors.items() if part_of(name) == part}
-        if part.startswith("rank."):
-            # The losses of linear layers are added, so they must be proportional to their errors.
-            worth = np.sqrt(strong / left * weak / right)
-            curves |= {name: worth * curve for name, curve in own.items()}
-            continue
-        with np.errstate(divide="ignore", invalid="ignore"):  # two probes may lose the same
-            power = np.log(strong / weak) / np.log(left / right)
-        power = np.clip(np.nan_to_num(power, nan=1.0), *_POWERS)
-        curves |= {name: strong * (curve / left) ** power for name, curve in own.items()}
-    return curves
-
-
-def _probed(errors: Mapping[str, Curve], part: Part, layer: LayerLayout) -> float:
-    """The error of `part` in a probe's layer."""
-    match part:
-        case "rotary" | "latent":
+def _probed(errors: Mapping[str, Curve], probe: Probe) -> float:
+    """The error of a probe's part in its layer."""
+    layer = probe.layer
+    match probe.part:
+        case "rotary" | "latent" as part:
             error = errors[f"{part}1"][layer.key.size]
         case "value":
             error = errors["value1"][layer.value.size]
