@@ -4,8 +4,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -96,17 +95,6 @@ def tensors_header(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-@contextmanager
-def appearing(out: Path) -> Iterator[Path]:
-    """An empty directory that becomes `out` when the block ends without an exception."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=TEMPORARY, dir=out.parent) as directory:
-        partial = Path(directory, out.name)
-        partial.mkdir()
-        yield partial
-        partial.rename(out)
 
 
 def sync_directory(directory: Path) -> None:
