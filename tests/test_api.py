@@ -51,7 +51,7 @@ def test_the_example_of_its_docstring(
 
 
 def test_files_and_directories_may_be_named_by_strings(tmp_path: Path) -> None:
-    """heal: tests/steps/test_heal.py."""
+    """heal: tests/steps/heal/test_heal.py."""
     model = str(write(tmp_path / "llama", config(intermediate_size=93)))
     text = str(write_text(tmp_path / "text.txt"))
     low_rank, _ = write_low_rank(tmp_path / "low rank", "svd-llm")

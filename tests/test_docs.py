@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 import vllm_gac.cli
 from tests.cli.test_main import VERBS
-from tests.test_import_rules import ALLOWED, SERVING
+from tests.test_import_rules import ALLOWED, WITHIN
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.schema import GacSection, KeySection, LayerSection, ValueSection
 
@@ -117,7 +117,8 @@ def test_the_page_of_the_command_line_has_every_verb() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "allowed"), [("package", ALLOWED), ("folder of `serving`", SERVING)]
+    ("header", "allowed"),
+    [("package", ALLOWED), *((f"folder of `{name}`", WITHIN[name]) for name in WITHIN)],
 )
 def test_the_import_tables_are_those_that_are_enforced(
     header: str, allowed: dict[str, str]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.importers.low_rank_models import SOME, TOOLS, low_rank
 from tests.importers.tools import write
-from tests.steps.healing_models import write_all
+from tests.steps.heal.models import write_all
 from tests.support.dense_models import config, write_text, write_tokenizer
 from vllm_gac import demo
 

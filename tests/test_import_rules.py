@@ -30,15 +30,26 @@ ALLOWED = {
     "demo": "",
     "errors": "",
 }
-# The same within vllm_gac.serving, whose modules beside these are named by the plugin.
-SERVING = {
-    "model": "attention config loading",
-    "attention": "config loading",
-    "config": "loading",
-    "loading": "",
+# The same within these packages, by folder. The modules of steps beside its folders import none.
+WITHIN = {
+    "serving": {
+        "model": "attention config loading",
+        "attention": "config loading",
+        "config": "loading",
+        "loading": "",
+    },
+    "steps": {
+        "compress": "max_loss calibrate evaluate",
+        "max_loss": "heal evaluate",
+        "heal": "calibrate",
+        "calibrate": "",
+        "evaluate": "",
+        "repair": "",
+        "convert": "",
+    },
 }
 # What imports vLLM. The packages below serving must work without it.
-VLLM = ("vllm_gac.serving", "vllm_gac.profiling.stock_attention", "vllm_gac.steps.evaluate_engine")
+VLLM = ("vllm_gac.serving", "vllm_gac.profiling.stock_attention", "vllm_gac.steps.evaluate.engine")
 # Private names of other libraries: a metric that exists already, and an operator of torch.
 OF_OTHERS = {"_names_to_collectors", "_efficient_attention_forward"}
 
@@ -61,13 +72,20 @@ def test_packages_import_only_what_is_below_them(package: str) -> None:
             assert found & ALLOWED.keys() <= allowed, path
 
 
-@pytest.mark.parametrize("package", SERVING)
-def test_packages_of_serving_too(package: str) -> None:
-    allowed = {package, *SERVING[package].split()}
+@pytest.mark.parametrize("package", WITHIN)
+def test_folders_too(package: str) -> None:
+    top, folders = f"vllm_gac.{package}.", WITHIN[package]
+    there = {path.parent.name for path in (ROOT / "vllm_gac" / package).glob("*/*.py")}
+    assert there == folders.keys()
     for name, path in OURS.items():
-        if name.startswith(f"vllm_gac.serving.{package}."):
-            below = (other for other in imports(path) if other.startswith("vllm_gac.serving."))
-            assert {part(other, 2) for other in below} & SERVING.keys() <= allowed, path
+        if not name.startswith(top):
+            continue
+        below = {part(other, 2) for other in imports(path) if other.startswith(top)}
+        folder = part(name, 2)
+        if folder in folders:
+            assert below & folders.keys() <= {folder, *folders[folder].split()}, path
+        elif package == "steps":
+            assert not below & folders.keys(), path
 
 
 def test_every_package_is_in_the_table() -> None:

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from vllm_gac.layout.dims import ModelLayout
     from vllm_gac.planning.planner import plan
     from vllm_gac.planning.request import PlanRequest
-    from vllm_gac.steps.calibrate import calibrate
-    from vllm_gac.steps.calibrate_request import CalibrateRequest
-    from vllm_gac.steps.compare import compare
-    from vllm_gac.steps.compress import compress
-    from vllm_gac.steps.compress_request import CompressRequest
-    from vllm_gac.steps.evaluate import evaluate
-    from vllm_gac.steps.export import export
-    from vllm_gac.steps.heal import heal
-    from vllm_gac.steps.heal_request import HealRequest
-    from vllm_gac.steps.import_model import import_model
-    from vllm_gac.steps.import_request import ImportRequest
+    from vllm_gac.steps.calibrate.calibrate import calibrate
+    from vllm_gac.steps.calibrate.request import CalibrateRequest
+    from vllm_gac.steps.compress.compress import compress
+    from vllm_gac.steps.compress.request import CompressRequest
+    from vllm_gac.steps.convert.export import export
+    from vllm_gac.steps.convert.import_model import import_model
+    from vllm_gac.steps.convert.request import ImportRequest
+    from vllm_gac.steps.evaluate.compare import compare
+    from vllm_gac.steps.evaluate.perplexity import evaluate
+    from vllm_gac.steps.heal.heal import heal
+    from vllm_gac.steps.heal.request import HealRequest
     from vllm_gac.steps.inspect import inspect
-    from vllm_gac.steps.repair import repair
-    from vllm_gac.steps.repair_request import RepairRequest
+    from vllm_gac.steps.repair.repair import repair
+    from vllm_gac.steps.repair.request import RepairRequest
     from vllm_gac.steps.verify import verify
 
     __version__: str
@@ -68,24 +68,24 @@ __all__ = [
 ]
 
 _MODULES = {
-    "CalibrateRequest": "vllm_gac.steps.calibrate_request",
-    "CompressRequest": "vllm_gac.steps.compress_request",
-    "HealRequest": "vllm_gac.steps.heal_request",
-    "ImportRequest": "vllm_gac.steps.import_request",
+    "CalibrateRequest": "vllm_gac.steps.calibrate.request",
+    "CompressRequest": "vllm_gac.steps.compress.request",
+    "HealRequest": "vllm_gac.steps.heal.request",
+    "ImportRequest": "vllm_gac.steps.convert.request",
     "ModelLayout": "vllm_gac.layout.dims",
     "PlanRequest": "vllm_gac.planning.request",
-    "RepairRequest": "vllm_gac.steps.repair_request",
-    "calibrate": "vllm_gac.steps.calibrate",
-    "compare": "vllm_gac.steps.compare",
-    "compress": "vllm_gac.steps.compress",
-    "evaluate": "vllm_gac.steps.evaluate",
-    "export": "vllm_gac.steps.export",
-    "heal": "vllm_gac.steps.heal",
-    "import_model": "vllm_gac.steps.import_model",
+    "RepairRequest": "vllm_gac.steps.repair.request",
+    "calibrate": "vllm_gac.steps.calibrate.calibrate",
+    "compare": "vllm_gac.steps.evaluate.compare",
+    "compress": "vllm_gac.steps.compress.compress",
+    "evaluate": "vllm_gac.steps.evaluate.perplexity",
+    "export": "vllm_gac.steps.convert.export",
+    "heal": "vllm_gac.steps.heal.heal",
+    "import_model": "vllm_gac.steps.convert.import_model",
     "inspect": "vllm_gac.steps.inspect",
     "open_checkpoint": "vllm_gac.checkpoint.open",
     "plan": "vllm_gac.planning.planner",
-    "repair": "vllm_gac.steps.repair",
+    "repair": "vllm_gac.steps.repair.repair",
     "verify": "vllm_gac.steps.verify",
 }
 

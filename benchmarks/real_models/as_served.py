@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vllm_gac.compression.reference_model import head_weights, reference, unembed
-from vllm_gac.steps.evaluate import checked, last_states
+from vllm_gac.steps.evaluate.perplexity import checked, last_states
 
 
 def against_reference(

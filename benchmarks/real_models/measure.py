@@ -23,8 +23,8 @@ from benchmarks.real_models.engine import Serving, serving
 from benchmarks.real_models.human_eval import passed, question
 from benchmarks.real_models.overlap import read_problems
 from benchmarks.real_models.rows import OWN_ATTENTION, ROWS
-from vllm_gac.steps.compare import Baseline
-from vllm_gac.steps.evaluate import window_batches
+from vllm_gac.steps.evaluate.compare import Baseline
+from vllm_gac.steps.evaluate.perplexity import window_batches
 
 TEXTS = ("code", "prose", "answers")
 PRECISIONS = ("bf16", "fp8")

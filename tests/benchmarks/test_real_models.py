@@ -28,8 +28,8 @@ from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import GacError
-from vllm_gac.steps.calibrate import calibrate
-from vllm_gac.steps.calibrate_request import CalibrateRequest
+from vllm_gac.steps.calibrate.calibrate import calibrate
+from vllm_gac.steps.calibrate.request import CalibrateRequest
 
 PROBLEM = {
     "task_id": "T/0",

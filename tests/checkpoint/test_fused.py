@@ -12,7 +12,7 @@ from tests.support.dense_models import config, weights, write
 from vllm_gac.checkpoint.open import faults, open_checkpoint, open_dense
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.steps.import_model import import_model
+from vllm_gac.steps.convert.import_model import import_model
 
 PHI = config(model_type="phi3", num_key_value_heads=1)  # 64 rows of q, 16 of k, 16 of v
 QKV, GATE_UP = (f"model.layers.1.{x}_proj.weight" for x in ("self_attn.qkv", "mlp.gate_up"))

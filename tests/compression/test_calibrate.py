@@ -19,8 +19,8 @@ from vllm_gac.compression.reference_model import embed, layer_forward, layer_wei
 from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.compression.statistics_writer import StatsFile
 from vllm_gac.errors import CheckpointError, VersionError
-from vllm_gac.steps.calibrate import calibrate
-from vllm_gac.steps.calibrate_request import CalibrateRequest
+from vllm_gac.steps.calibrate.calibrate import calibrate
+from vllm_gac.steps.calibrate.request import CalibrateRequest
 from vllm_gac.texts.token_text import calibration_sequences
 
 RUN = CalibrateRequest(max_tokens=1024, sequence_length=128)
@@ -255,7 +255,7 @@ def test_wide_models_are_calibrated_on_more_text(
         asked.append(fit_tokens)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vllm_gac.steps.calibrate.split_sequences", split)
+    monkeypatch.setattr("vllm_gac.steps.calibrate.calibrate.split_sequences", split)
     for width in (96, 5000):
         wide = write(tmp_path / f"{width}", config(intermediate_size=width, num_hidden_layers=1))
         for options in ({}, {"max_tokens": 99}):

@@ -17,8 +17,8 @@ from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.layout.dims import LINEARS
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.compress import compress
-from vllm_gac.steps.compress_request import CompressRequest
+from vllm_gac.steps.compress.compress import compress
+from vllm_gac.steps.compress.request import CompressRequest
 
 RAW = {family: config(model_type=family, head_dim=32) for family in FAMILIES}
 WIDTH, HEADS, KV_HEADS, SIZE = 96, 4, 2, 32

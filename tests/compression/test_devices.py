@@ -29,8 +29,8 @@ from vllm_gac.compression.probes import DRAWS
 from vllm_gac.compression.statistics_file import FORMAT
 from vllm_gac.compression.statistics_writer import stats_file
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.steps.calibrate import ENOUGH, calibrate
-from vllm_gac.steps.calibrate_request import CalibrateRequest
+from vllm_gac.steps.calibrate.calibrate import ENOUGH, calibrate
+from vllm_gac.steps.calibrate.request import CalibrateRequest
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_gpu_that_is_too_small_is_one_line(
     def full(*args: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
 
-    monkeypatch.setattr("vllm_gac.steps.evaluate.evaluate", full)
+    monkeypatch.setattr("vllm_gac.steps.evaluate.perplexity.evaluate", full)
     text = dense_models.write_text(tmp_path / "text.txt")
     said = error(capsys, "evaluate", dense, "--text", text, "--device", "cpu")
     assert said.startswith("the GPU's memory is full (CUDA out of memory); free some of it, give")

@@ -34,8 +34,8 @@ from vllm_gac.compression.shrinkage import shrunk
 from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LINEARS
-from vllm_gac.steps.calibrate import calibrate
-from vllm_gac.steps.calibrate_request import CalibrateRequest
+from vllm_gac.steps.calibrate.calibrate import calibrate
+from vllm_gac.steps.calibrate.request import CalibrateRequest
 
 RUN = CalibrateRequest(max_tokens=512, sequence_length=64)
 

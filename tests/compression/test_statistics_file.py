@@ -27,8 +27,8 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.planning.losses import read_losses
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.calibrate import calibrate
-from vllm_gac.steps.calibrate_request import CalibrateRequest
+from vllm_gac.steps.calibrate.calibrate import calibrate
+from vllm_gac.steps.calibrate.request import CalibrateRequest
 
 Arrays = dict[str, Any]
 COVARIANCE = "layers.1.mlp.down_proj"

@@ -14,7 +14,7 @@ from transformers import (
 
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.demo import HELD_OUT, MODEL
-from vllm_gac.steps.evaluate import evaluate
+from vllm_gac.steps.evaluate.perplexity import evaluate
 
 MEGABYTE = 1_000_000
 

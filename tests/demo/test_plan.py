@@ -12,8 +12,8 @@ from vllm_gac.planning.losses import Losses, read_losses
 from vllm_gac.planning.plan_file import planned_layout, read_plan
 from vllm_gac.planning.planner import best_plan
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.calibrate import calibrate
-from vllm_gac.steps.calibrate_request import CalibrateRequest
+from vllm_gac.steps.calibrate.calibrate import calibrate
+from vllm_gac.steps.calibrate.request import CalibrateRequest
 
 ASKED = PlanRequest(param_ratio=0.85, kv_ratio=0.75)
 ROOT = Path(__file__).parents[2]

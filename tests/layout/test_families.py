@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 from tests.alignment import random_models
 from tests.compression import test_reference_model
 from tests.serving import test_families as served
-from tests.steps import test_compress
+from tests.steps.compress import test_compress
 from tests.support.dense_models import YARN_ROPE, config
 from tests.support.imports import ROOT
 from vllm_gac.errors import CheckpointError
@@ -27,7 +27,7 @@ TESTED = {
     "models whose padding is exact (tests/alignment/random_models.py: FAMILIES)": {
         family["model_type"] for family in random_models.FAMILIES
     },
-    "a model that is compressed as a whole (tests/steps/test_compress.py: MODELS)": {
+    "a model that is compressed as a whole (tests/steps/compress/test_compress.py: MODELS)": {
         raw["model_type"] for raw, _ in test_compress.MODELS.values()
     },
     "a model that is served, dense and compressed (tests/serving/test_families.py: FAMILY)": {

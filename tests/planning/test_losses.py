@@ -26,8 +26,8 @@ from vllm_gac.layout.dims import layout_of
 from vllm_gac.planning.losses import loss_by_sequence, measured_losses, read_losses
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.calibrate import Kept, calibrate, write_statistics
-from vllm_gac.steps.calibrate_request import CalibrateRequest
+from vllm_gac.steps.calibrate.calibrate import Kept, calibrate, write_statistics
+from vllm_gac.steps.calibrate.request import CalibrateRequest
 
 METHODS = ("heads", "prune", "lowrank")
 RUN = CalibrateRequest(max_tokens=1024, sequence_length=128)

@@ -13,11 +13,11 @@ from vllm_gac.checkpoint.atomic_files import write_json, write_tensors
 from vllm_gac.errors import CheckpointError, DiskError, PlanError
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.runs.workspace import check_output, finished_before, partial_of, workspace
-from vllm_gac.steps.calibrate import calibrate
-from vllm_gac.steps.calibrate_request import CalibrateRequest
-from vllm_gac.steps.compress import compress
-from vllm_gac.steps.import_model import import_model
-from vllm_gac.steps.repair import repair
+from vllm_gac.steps.calibrate.calibrate import calibrate
+from vllm_gac.steps.calibrate.request import CalibrateRequest
+from vllm_gac.steps.compress.compress import compress
+from vllm_gac.steps.convert.import_model import import_model
+from vllm_gac.steps.repair.repair import repair
 
 RUN = {"dtype": "bfloat16"}
 SHARD = "model-00001-of-00003.safetensors"

@@ -19,8 +19,8 @@ from vllm_gac.layout.tensor_parallel import repeated_heads
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.serving.config.experts import check_experts
 from vllm_gac.serving.loading.quantized_checkpoint import check_packed
-from vllm_gac.steps.compress import compress
-from vllm_gac.steps.compress_request import CompressRequest
+from vllm_gac.steps.compress.compress import compress
+from vllm_gac.steps.compress.request import CompressRequest
 
 RAW = config(
     model_type="qwen3_moe",

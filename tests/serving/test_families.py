@@ -20,8 +20,8 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.compress import compress
-from vllm_gac.steps.compress_request import CompressRequest
+from vllm_gac.steps.compress.compress import compress
+from vllm_gac.steps.compress.request import CompressRequest
 
 CACHE_BYTES = 1 << 30
 FAMILY: dict[str, dict[str, Any]] = {

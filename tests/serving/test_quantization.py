@@ -47,7 +47,7 @@ from vllm_gac.serving.loading.quantized_checkpoint import (
     packed_alike,
 )
 from vllm_gac.serving.model import self_attention
-from vllm_gac.steps.repair import repair
+from vllm_gac.steps.repair.repair import repair
 
 # Without VNNI, oneDNN adds products of 8 bits in pairs of 16 bits, and large ones saturate.
 NEEDS_VNNI = pytest.mark.skipif(

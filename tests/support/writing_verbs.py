@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.importers.low_rank_models import write_low_rank
 from tests.loadtest.runs import write_run
-from tests.steps.healing_models import write_all
+from tests.steps.heal.models import write_all
 from tests.support.dense_models import config, write, write_text
 
 _COMPRESS = ("compress", "dense", "--param-ratio", "0.8", "--max-tokens", "1024")

@@ -17,7 +17,7 @@ from vllm_gac.cli.options import (
 )
 from vllm_gac.cli.output import named, print_json, quoted
 from vllm_gac.errors.shown import one_line
-from vllm_gac.steps.calibrate_request import CalibrateRequest
+from vllm_gac.steps.calibrate.request import CalibrateRequest
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the statistics and print their path."""
     request = request_of(args, CalibrateRequest)
 
-    from vllm_gac.steps.calibrate import calibrate
+    from vllm_gac.steps.calibrate.calibrate import calibrate
 
     options = {"revision": args.revision, **device_arguments(args)}
     calibrate(args.model, args.text, args.out, request, **options)

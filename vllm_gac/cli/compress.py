@@ -26,7 +26,7 @@ from vllm_gac.cli.options import (
 from vllm_gac.cli.output import named, print_json, quoted, serve_hint
 from vllm_gac.options import options_of
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.compress_request import CompressRequest
+from vllm_gac.steps.compress.request import CompressRequest
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -96,10 +96,10 @@ def run(args: argparse.Namespace) -> int:
 
     request = request_of(args, CompressRequest)
 
-    from vllm_gac.steps.compress import compress
-    from vllm_gac.steps.compress_inputs import held_out_text
+    from vllm_gac.steps.compress.compress import compress
+    from vllm_gac.steps.compress.inputs import held_out_text
     from vllm_gac.steps.inspect import KV_CACHE_BYTES
-    from vllm_gac.steps.tries import Try, described
+    from vllm_gac.steps.max_loss.attempt import Try, described
 
     done = compress(
         args.model,

@@ -22,8 +22,8 @@ from vllm_gac.cli.output import print_json
 from vllm_gac.errors.shown import shown
 
 if TYPE_CHECKING:
-    from vllm_gac.steps.compare import Comparison
-    from vllm_gac.steps.evaluate import Perplexity
+    from vllm_gac.steps.evaluate.compare import Comparison
+    from vllm_gac.steps.evaluate.perplexity import Perplexity
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from vllm_gac.steps.compare import MIN_WINDOWS, compare
+    from vllm_gac.steps.evaluate.compare import MIN_WINDOWS, compare
 
     found = compare(
         args.directory,
@@ -138,10 +138,10 @@ def _print_perplexity(found: "Perplexity | Comparison") -> None:
 
 def _perplexity(args: argparse.Namespace, options: dict[str, Any]) -> "Perplexity":
     if args.engine == "vllm":
-        from vllm_gac.steps.evaluate_engine import evaluate_engine
+        from vllm_gac.steps.evaluate.engine import evaluate_engine
 
         options |= given(args, "quantization", "kv_cache_dtype")
         return evaluate_engine(args.directory, args.text, **options)
-    from vllm_gac.steps.evaluate import evaluate
+    from vllm_gac.steps.evaluate.perplexity import evaluate
 
     return evaluate(args.directory, args.text, revision=args.revision, **on_a_device(args))

@@ -28,7 +28,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export, and print the dims."""
-    from vllm_gac.steps.export import export
+    from vllm_gac.steps.convert.export import export
 
     layout = export(
         args.model,

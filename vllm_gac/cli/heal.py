@@ -20,10 +20,10 @@ from vllm_gac.cli.options import (
     text_file,
 )
 from vllm_gac.cli.output import print_json, print_table, serve_hint
-from vllm_gac.steps.heal_request import HealRequest
+from vllm_gac.steps.heal.request import HealRequest
 
 if TYPE_CHECKING:
-    from vllm_gac.steps.heal import Healed
+    from vllm_gac.steps.heal.heal import Healed
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     """Heal, and print the scores before and after."""
     request = request_of(args, HealRequest)
 
-    from vllm_gac.steps.heal import heal
+    from vllm_gac.steps.heal.heal import heal
 
     healed = heal(
         args.model,

@@ -15,7 +15,7 @@ from vllm_gac.cli.options import (
     request_of,
 )
 from vllm_gac.cli.output import print_json, quoted, serve_hint
-from vllm_gac.steps.import_request import ImportRequest
+from vllm_gac.steps.convert.request import ImportRequest
 
 if TYPE_CHECKING:
     from vllm_gac.layout.dims import ModelLayout
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     request = request_of(args, ImportRequest)
 
     from vllm_gac.checkpoint.hub import model_directory
-    from vllm_gac.steps.import_model import import_model
+    from vllm_gac.steps.convert.import_model import import_model
     from vllm_gac.steps.inspect import KV_CACHE_BYTES
 
     done = import_model(

@@ -15,10 +15,10 @@ from vllm_gac.cli.options import (
     request_of,
 )
 from vllm_gac.cli.output import print_json, print_table, serve_hint
-from vllm_gac.steps.repair_request import RepairRequest
+from vllm_gac.steps.repair.request import RepairRequest
 
 if TYPE_CHECKING:
-    from vllm_gac.steps.repair_report import RepairReport, Size
+    from vllm_gac.steps.repair.report import RepairReport, Size
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -43,8 +43,8 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Repair, and print the memory that it costs and the time that it gains."""
     from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
-    from vllm_gac.steps.repair import repair
-    from vllm_gac.steps.repair_report import repair_report
+    from vllm_gac.steps.repair.repair import repair
+    from vllm_gac.steps.repair.report import repair_report
 
     request = request_of(args, RepairRequest)
     gpu = request.gpu or (DEFAULT_GPU if request.strategy == "measured" else None)

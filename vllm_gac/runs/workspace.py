@@ -31,9 +31,9 @@ _MEASURED = (
     f"{_STATS}*",
     *(f"{what}-*.safetensors" for what in ("hidden", "metrics", "gradients")),
 )
-# What compressed layers get, for their refit (steps/refitting.py).
+# What compressed layers get, for their refit (steps/compress/refitting.py).
 _STREAMS = "streams-*.safetensors"
-# What was tried for a loss that was asked for (steps/reach_loss.py).
+# What was tried for a loss that was asked for (steps/max_loss/search.py).
 _TRIED = ("try-*", "tries.json")
 # The state of a healing (healing/state_file.py).
 HEALING = "healing.safetensors"

@@ -2,5 +2,5 @@
 
 vLLM enters through `plugin.register`. Imports within this package point down: model -> attention ->
 config -> loading -> hf_layouts, registration, vllm_internals. Beside it only
-`profiling.stock_attention` and `steps.evaluate_engine` import vllm.
+`profiling.stock_attention` and `steps.evaluate.engine` import vllm.
 """

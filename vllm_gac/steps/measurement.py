@@ -11,7 +11,7 @@ _Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Measurement(StrictModel):
-    """A comparison (steps/compare.py) on text that was set aside: `gac.source.measured`."""
+    """A comparison (evaluate/compare.py) on text that was set aside: `gac.source.measured`."""
 
     ratio: _Positive
     interval: Annotated[list[_Positive], Field(min_length=2, max_length=2)] | None

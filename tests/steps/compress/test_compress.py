@@ -1,0 +1,371 @@
+"""Compression of whole directories: results, refusals and interruptions."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write, write_text
+from tests.support.hub import files_of
+from vllm_gac.checkpoint import atomic_files
+from vllm_gac.checkpoint.open import faults, open_checkpoint
+from vllm_gac.compression.reference_model import logits, reference
+from vllm_gac.errors import CheckpointError, GacError, PlanError
+from vllm_gac.layout.dims import LINEARS, KeyLayout, ModelLayout, ValueLayout
+from vllm_gac.planning.plan_file import PlanBudget, dense_plan
+from vllm_gac.planning.planner import plan as plan_of
+from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.calibrate.calibrate import calibrate
+from vllm_gac.steps.calibrate.request import CalibrateRequest
+from vllm_gac.steps.compress.compress import compress
+from vllm_gac.steps.compress.request import CompressRequest
+from vllm_gac.steps.evaluate.perplexity import evaluate, window_losses
+from vllm_gac.steps.inspect import inspect
+
+# Letters, as in the calibration text.
+TOKENS = 64 + torch.arange(80).view(1, 80) ** 2 % 26
+RATIOS: dict[str, Any] = {"plan": PlanRequest(param_ratio=0.8, kv_ratio=0.75)}
+SMALL: dict[str, Any] = {
+    "request": CompressRequest(max_tokens=1024, sequence_length=128),
+    "progress": False,
+}
+FEW = CalibrateRequest(max_tokens=512, sequence_length=128)
+
+MODELS = {
+    "gqa": (config(), {}),
+    "mha, tied": (config(num_key_value_heads=4, tie_word_embeddings=True), {}),
+    "llama3 rope, shards": (config(rope_parameters=LLAMA3_ROPE), {"shards": 3}),
+    "linear rope": (config(rope_parameters=LINEAR_ROPE), {}),
+    "mistral, bf16": (
+        config(model_type="mistral", sliding_window=24, dtype="bfloat16"),
+        {"dtype": torch.bfloat16},
+    ),
+    "biased everywhere": (config(attention_bias=True, mlp_bias=True), {}),
+    "qwen2, tied": (config(model_type="qwen2", tie_word_embeddings=True), {}),
+    "qwen3, bf16": (
+        config(model_type="qwen3", head_dim=32, dtype="bfloat16"),
+        {"dtype": torch.bfloat16},
+    ),
+    "phi3, bf16, shards": (
+        config(model_type="phi3", dtype="bfloat16"),
+        {"dtype": torch.bfloat16, "shards": 3},
+    ),
+    "qwen3_moe, bf16": (
+        config(model_type="qwen3_moe", dtype="bfloat16"),
+        {"dtype": torch.bfloat16},
+    ),
+    "three KV heads": (config(num_attention_heads=6, num_key_value_heads=3), {}),
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("dense") / "model", config())
+
+
+def logits_of(directory: Path) -> torch.Tensor:
+    checkpoint = open_checkpoint(directory)
+    with checkpoint.reader() as read:
+        return logits(reference(checkpoint), read, TOKENS)
+
+
+def write_plan(path: Path, model: Path, layout: ModelLayout) -> Path:
+    """Write plan.json for `layout` as a planner with large budgets would."""
+    methods = ("heads", "prune", "lowrank")
+    plan = dense_plan(open_checkpoint(model), methods)
+    changes: dict[str, Any] = {
+        "parameters": plan.parameters.model_dump() | {"used": layout.parameters},
+        "kv_elements": plan.kv_elements.model_dump() | {"used": layout.kv_elements},
+    }
+    changes["layers"] = [layer.section() for layer in layout.layers]
+    path.write_text(json.dumps(plan.model_dump(mode="json") | changes))
+    return path
+
+
+# Of a mixture of experts only heads are compressed: tests/steps/compress/test_experts.py.
+@pytest.mark.parametrize("name", [name for name in MODELS if "moe" not in name])
+@pytest.mark.parametrize("methods", [("heads", "prune"), ("heads", "lowrank")], ids="-".join)
+def test_budgets_hold_and_the_result_can_be_served(
+    name: str, methods: tuple[str, ...], text: Path, tmp_path: Path
+) -> None:
+    raw, options = MODELS[name]
+    model, out = write(tmp_path / "model", raw, **options), tmp_path / "out"
+    asked = PlanRequest(param_ratio=0.8, kv_ratio=0.75, methods=methods)
+    layout = compress(model, out, asked, calibration=[text], **SMALL).layout
+    dense, small = open_checkpoint(model), open_checkpoint(out)
+    assert small.layout == layout
+    assert layout.parameters <= 0.8 * dense.layout.parameters
+    assert layout.kv_elements <= 0.75 * dense.layout.kv_elements
+    assert list(faults(small, finite=True)) == []
+    assert {i.dtype for n, i in small.tensors.items() if not n.endswith("rope_inv_freq")} == {
+        i.dtype for i in dense.tensors.values()
+    }
+    assert small.raw_config["architectures"] == ["GacLlamaForCausalLM"]
+    assert small.raw_config["head_dim"] == layout.cache_head_dim
+    assert small.raw_config["model_type"] == raw["model_type"]
+    assert (out / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    assert (out / "generation_config.json").exists()
+    assert bool(logits_of(out).isfinite().all())
+
+
+def test_the_options_choose_the_attention(model: Path, text: Path, tmp_path: Path) -> None:
+    for form, key_group, value_group in (("rotary", 1, 1), ("rotary", 2, 2), ("latent", 1, 2)):
+        layout = compress(
+            model,
+            tmp_path / f"{form}-{key_group}-{value_group}",
+            PlanRequest(
+                param_ratio=0.95,
+                kv_ratio=0.5,
+                key_form=form,
+                key_group=key_group,
+                value_group=value_group,
+            ),
+            calibration=[text],
+            **SMALL,
+        ).layout
+        layer = layout.layers[0]
+        assert (layer.key.form, layer.key.heads, layer.value.heads) == (
+            form, 2 // key_group, 2 // value_group
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_at_ratio_one_the_logits_are_the_dense_models(name: str, tmp_path: Path) -> None:
+    raw, options = MODELS[name]
+    model = write(tmp_path / "model", raw, **options)
+    compress(model, tmp_path / "out", progress=False)  # and it needs no calibration
+    assert torch.equal(logits_of(tmp_path / "out"), logits_of(model))
+
+
+def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_path: Path) -> None:
+    compress(model, tmp_path / "one", calibration=[text], **RATIOS, **SMALL)
+    plan = tmp_path / "one" / "plan.json"
+    compress(model, tmp_path / "two", plan=plan, calibration=[text], **SMALL)
+    many = replace(FEW, max_tokens=1024)
+    calibrate(model, [text], tmp_path / "s", many, progress=False)
+    compress(model, tmp_path / "three", plan=plan, stats=tmp_path / "s", progress=False)
+    one, two, three = (files_of(tmp_path / name) for name in ("one", "two", "three"))
+    assert one == two
+    # Statistics do not say which text they are of, so the card of `three` names none.
+    assert "a text file" in one.pop("README.md").decode()
+    assert "a text file" not in three.pop("README.md").decode()
+    assert one == three
+
+
+def test_the_model_is_measured_on_what_was_set_aside(
+    model: Path, text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calibrate(model, [text], tmp_path / "stats", FEW, progress=False)
+    done = compress(model, tmp_path / "out", stats=tmp_path / "stats", progress=False, **RATIOS)
+    assert done.measured is not None
+    held = load_file(tmp_path / "stats")["held"].long()
+    assert done.measured.tokens == held[:, 1:].numel()
+    dense, small = (
+        sum(window_losses(open_checkpoint(of), [held], "cpu", False))
+        for of in (model, tmp_path / "out")
+    )
+    ratio = math.exp((small - dense) / done.measured.tokens)
+    assert done.measured.ratio == pytest.approx(ratio, abs=1e-4)
+    assert done.measured.divergence > 0
+    assert ("tasks" in caplog.text.lower()) == (ratio > 1.05)
+    assert inspect(tmp_path / "out").measured == done.measured
+    assert str(done.measured) in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("form", ["rotary", "latent"])
+def test_normed_keys_are_made_smaller_one_by_one(form: str, text: Path, tmp_path: Path) -> None:
+    model = write(tmp_path / "model", config(model_type="qwen3"))
+    asked = PlanRequest(kv_ratio=0.6, methods=("heads",), key_form=form)
+    layout = compress(model, tmp_path / "out", asked, calibration=[text], **SMALL).layout
+    dense = open_checkpoint(model).layout
+    for layer in layout.layers:
+        assert (layer.key.form, layer.key.heads) == (form, 2)
+        assert layout.projected_sizes(layer) == (16, 16 if form == "rotary" else layer.key.size)
+    with pytest.raises(PlanError, match="--key-group 2"):
+        compress(
+            model, tmp_path / "other", replace(asked, key_group=2), calibration=[text], **SMALL
+        )
+    for key in (KeyLayout("latent", 1, 16), KeyLayout("rotary", 1, 16, True)):
+        changed = replace(dense.layers[0], key=key, value=ValueLayout(1, 16))
+        plan = write_plan(tmp_path / "plan.json", model, replace(dense, layers=(changed,) * 2))
+        with pytest.raises(PlanError, match=r"key\.heads"):
+            compress(model, tmp_path / "other", plan=plan, calibration=[text], **SMALL)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_other_forms_of_full_size_are_the_same_function(
+    family: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # These forms have more parameters than the dense model, but no plan may.
+    ample = lambda ratio, whole: PlanBudget(dense=whole, allowed=2 * whole, used=0)  # noqa: E731
+    monkeypatch.setattr("vllm_gac.planning.plan_file.exact_budget", ample)
+    model = write(tmp_path / "model", config(model_type=family, rope_parameters=LLAMA3_ROPE))
+    layout = open_checkpoint(model).layout
+    layer = layout.layers[0]
+    ranks = {name: min(layout.linear_shape(layer, name)) for name in LINEARS[4:]}
+    ranks["self_attn.q_proj"] = 48
+    latent, mixed = KeyLayout("latent", 2, 16), KeyLayout("rotary", 1, 32, True)
+    layers = (
+        replace(layer, key=latent, value=ValueLayout(1, 32)),
+        replace(
+            layer,
+            key=latent if layout.qk_norm else mixed,
+            value=ValueLayout(1, 32),
+            ranks=ranks,
+        ),
+    )
+    plan = write_plan(tmp_path / "plan.json", model, replace(layout, layers=layers))
+    compress(model, tmp_path / "out", plan=plan, calibration=[text], **SMALL)
+    torch.testing.assert_close(logits_of(tmp_path / "out"), logits_of(model), rtol=0, atol=2e-3)
+
+
+def test_a_plan_may_differ_from_layer_to_layer(model: Path, text: Path, tmp_path: Path) -> None:
+    dense = open_checkpoint(model).layout
+    small = replace(
+        dense.layers[1],
+        key=KeyLayout("rotary", 2, 8, True),
+        value=ValueLayout(1, 24),
+        intermediate_size=56,
+    )
+    mixed = replace(dense, layers=(dense.layers[0], small))
+    plan = write_plan(tmp_path / "plan.json", model, mixed)
+    got = compress(model, tmp_path / "out", plan=plan, calibration=[text], **SMALL).layout
+    assert got == open_checkpoint(tmp_path / "out").layout == mixed
+
+
+def test_a_plan_in_memory_is_as_good_as_its_file(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", config())
+    other = write(tmp_path / "other", config(rms_norm_eps=1e-6))
+    made = plan_of(model)
+    layout = compress(model, tmp_path / "out", made, progress=False).layout
+    assert layout == open_checkpoint(model).layout  # nothing was asked to shrink
+    with pytest.raises(PlanError, match=r"^plan: "):
+        compress(other, tmp_path / "no", made, progress=False)
+
+
+def test_sliding_window_is_seen_in_calibration_and_evaluation(text: Path, tmp_path: Path) -> None:
+    results = []
+    for name, window in (("full", None), ("window", 16)):
+        raw = config(model_type="mistral", sliding_window=window)
+        results.append(evaluate(write(tmp_path / name, raw), [text], max_tokens=2000))
+    assert results[0] != results[1]
+
+
+class TestRefused:
+    """A refused run leaves no files."""
+
+    @pytest.fixture(autouse=True)
+    def _setup(self, model: Path, text: Path, tmp_path: Path) -> None:
+        self.model, self.text, self.out = model, text, tmp_path / "out"
+
+    def refused(self, match: str, error: type[GacError] = CheckpointError, **options: Any) -> None:
+        options = {"calibration": [self.text], **RATIOS, **SMALL} | options
+        model = options.pop("model", self.model)
+        before = self.out.exists()
+        with pytest.raises(error, match=match):
+            compress(model, self.out, **options)
+        assert self.out.exists() == before
+        assert not self.out.with_name("out.partial").exists()
+
+    def test_a_budget_that_cannot_be_met(self) -> None:
+        for flag, plan in (
+            ("--param-ratio 0.1", PlanRequest(param_ratio=0.1)),
+            ("--kv-ratio 0.01", PlanRequest(kv_ratio=0.01)),
+        ):
+            self.refused(flag, PlanError, plan=plan)
+
+    def test_text_that_is_not_there_too_short_or_not_text(self, tmp_path: Path) -> None:
+        self.refused("nowhere", calibration=[tmp_path / "nowhere"])
+        (tmp_path / "short").write_text("short")
+        self.refused("short", calibration=[tmp_path / "short"])
+        (tmp_path / "binary").write_bytes(b"\xff\xfe\x00" * 1000)
+        self.refused("binary", calibration=[tmp_path / "binary"])
+
+    def test_a_model_without_a_tokenizer(self, tmp_path: Path) -> None:
+        model = write(tmp_path / "bare", config(), tokenizer=False)
+        self.refused("tokenizer.json", model=model)
+
+    def test_a_model_that_is_compressed_already(self, tmp_path: Path) -> None:
+        compress(self.model, tmp_path / "once", calibration=[self.text], **RATIOS, **SMALL)
+        self.refused("once", model=tmp_path / "once")
+
+    def test_a_broken_model(self, tmp_path: Path) -> None:
+        model = shutil.copytree(self.model, tmp_path / "broken")
+        raw = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(raw | {"intermediate_size": 100}))
+        self.refused("gate_proj.weight", model=model)
+
+    def test_another_models_plan_or_statistics(self, tmp_path: Path) -> None:
+        other = write(tmp_path / "other", config(rms_norm_eps=1e-6))
+        compress(other, tmp_path / "o", calibration=[self.text], **RATIOS, **SMALL)
+        self.refused("plan.json", PlanError, plan=tmp_path / "o" / "plan.json")
+        calibrate(other, [self.text], tmp_path / "s", FEW, progress=False)
+        self.refused(str(tmp_path / "s"), stats=tmp_path / "s", calibration=())
+
+    def test_a_truncated_statistics_file(self, tmp_path: Path) -> None:
+        calibrate(self.model, [self.text], tmp_path / "s", FEW, progress=False)
+        data = (tmp_path / "s").read_bytes()
+        (tmp_path / "s").write_bytes(data[:-4])
+        self.refused(str(tmp_path / "s"), stats=tmp_path / "s", calibration=())
+
+
+class TestInterrupted:
+    """A run that stops does not make OUT, and can be resumed."""
+
+    @pytest.fixture(autouse=True)
+    def _setup(self, model: Path, text: Path, tmp_path: Path) -> None:
+        self.out, self.partial = tmp_path / "out", tmp_path / "out.partial"
+        self.arguments: dict[str, Any] = {"calibration": [text], **RATIOS, **SMALL}
+        self.model = model
+
+    def run(self, **options: Any) -> None:
+        compress(self.model, self.out, **self.arguments | options)
+
+    def interrupt(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+        """Stop the run when it is about to write its second shard."""
+        write_tensors = atomic_files.write_tensors
+
+        def stop(path: Path, *arguments: Any) -> None:
+            if path.name.startswith("model-00002"):
+                raise error
+            write_tensors(path, *arguments)
+
+        monkeypatch.setattr("vllm_gac.checkpoint.layer_shards.write_tensors", stop)
+        with pytest.raises(type(error)):
+            self.run()
+        monkeypatch.undo()
+        assert not self.out.exists()
+        assert self.partial.is_dir()
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), CheckpointError("disk full")])
+    def test_resumed_bytes_are_those_of_an_undisturbed_run(
+        self, monkeypatch: pytest.MonkeyPatch, error: BaseException, tmp_path: Path
+    ) -> None:
+        compress(self.model, tmp_path / "undisturbed", **self.arguments)
+        self.interrupt(monkeypatch, error)
+        self.run(resume=True)
+        assert files_of(self.out) == files_of(tmp_path / "undisturbed")
+        assert not self.partial.exists()
+
+    def test_neither_forgotten_nor_mixed_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.interrupt(monkeypatch, KeyboardInterrupt())
+        with pytest.raises(CheckpointError, match=r"--resume.*stats\.safetensors"):
+            self.run()
+        other = self.out.with_name("other")
+        stats = self.partial / "stats.safetensors"  # the message names this file
+        compress(self.model, other, **self.arguments | {"calibration": (), "stats": stats})
+        with pytest.raises(CheckpointError, match="param_ratio"):
+            self.run(resume=True, plan=PlanRequest(param_ratio=0.7))
+        assert self.partial.is_dir()
+        self.run(resume=True)

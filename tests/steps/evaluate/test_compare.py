@@ -1,0 +1,161 @@
+"""The ratio of two models' perplexities, and how far it can be trusted."""
+
+import json
+import math
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import vllm_gac
+from tests.support.command import error, result, usage
+from tests.support.dense_models import config, write, write_text
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.cli import main
+from vllm_gac.compression.reference_model import logits, reference
+from vllm_gac.steps.evaluate import compare
+from vllm_gac.steps.evaluate.perplexity import last_states
+from vllm_gac.steps.evaluate.ratio import ratio
+from vllm_gac.texts import token_text
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models of one tokenizer, and text of 60 windows of 40 tokens and a short one."""
+    directory = tmp_path_factory.mktemp("models")
+    write(directory / "a", config())
+    write(directory / "b", config(intermediate_size=93, max_position_embeddings=40))
+    write_text(directory / "text", 2424)
+    return directory
+
+
+def test_it_is_the_ratio_of_what_evaluate_says_of_each(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ("--text", models / "text", "--quiet")
+    found = result(capsys, "evaluate", models / "a", "--against", models / "b", *text)
+    first, second = (
+        result(capsys, "evaluate", models / name, *text, "--sequence-length", 40) for name in "ab"
+    )
+    assert found["perplexity"] == pytest.approx(first["perplexity"])
+    assert found["against"] == pytest.approx(second["perplexity"])
+    assert found["tokens"] == first["tokens"]
+    assert found["ratio"] == pytest.approx(first["perplexity"] / second["perplexity"])
+    low, high = found["interval"]
+    assert low < found["ratio"] < high
+    back = vllm_gac.compare(models / "b", models / "a", [models / "text"])
+    assert back.ratio == pytest.approx(1 / found["ratio"])
+    assert back.interval == pytest.approx((1 / high, 1 / low))
+
+
+def test_the_model_to_compare_with_is_computed_once(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = []
+
+    def counted(checkpoint: Any, *arguments: Any) -> list[torch.Tensor]:
+        computed.append(checkpoint.directory.name)
+        return last_states(checkpoint, *arguments)
+
+    monkeypatch.setattr(compare, "last_states", counted)
+    baseline = compare.Baseline(models / "a", [models / "text"])
+    found = baseline.compare(models / "a"), baseline.compare(models / "a")
+    assert computed == ["a"] * 3
+    assert found[0] == found[1]
+    assert baseline.compare(models / "b") == vllm_gac.compare(
+        models / "b", models / "a", [models / "text"]
+    )
+
+
+def test_divergence_and_agreement_are_those_of_the_logits(models: Path, tmp_path: Path) -> None:
+    near = shutil.copytree(models / "a", tmp_path / "near")
+    weights = load_file(near / "model.safetensors")
+    noise = torch.Generator().manual_seed(0)
+    for tensor in weights.values():
+        tensor += 0.1 * tensor.std() * torch.randn(tensor.shape, generator=noise)
+    save_file(weights, near / "model.safetensors")
+    text = {"sequence_length": 40, "max_tokens": 400}
+    found = vllm_gac.compare(near, models / "a", [models / "text"], **text)
+    ((_, (tokens,)),) = token_text.windows(near, [models / "text"], length=40, max_tokens=400)
+    predicted = []
+    for directory in (near, models / "a"):
+        checkpoint = open_checkpoint(directory)
+        with checkpoint.reader() as read:
+            predicted.append(logits(reference(checkpoint), read, tokens)[:, :-1].double())
+    mine, dense = (each.log_softmax(-1) for each in predicted)
+    divergence = (dense.exp() * (dense - mine)).sum(-1).mean()
+    assert found.divergence == pytest.approx(float(divergence), rel=1e-3)
+    agreement = (mine.argmax(-1) == dense.argmax(-1)).float().mean()
+    assert found.agreement == pytest.approx(float(agreement))
+    assert 0 < found.agreement < 1
+    alike = vllm_gac.compare(near, near, [models / "text"], **text)
+    assert (alike.divergence, alike.agreement) == (0, 1)
+
+
+def test_little_text_has_no_interval(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokens = ("--text", models / "text", "--quiet", "--sequence-length", 40, "--max-tokens")
+    none = "too little text for an interval"
+    for windows, said in ((1, none), (15, none), (16, "; 95 % interval ")):
+        asked = ("evaluate", models / "a", "--against", models / "b", *tokens, 40 * windows)
+        assert main([*map(str, asked)]) == 0
+        first, second, _ = capsys.readouterr().out.splitlines()
+        assert first.endswith(f"over {39 * windows:,} tokens")
+        assert said in second
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda raw: raw["model"]["vocab"].update({"another token that the text has not": 128}),
+        lambda raw: raw.update(
+            normalizer={"type": "Replace", "pattern": {"String": "a"}, "content": "b"}
+        ),
+    ],
+)
+def test_another_tokenizer_is_refused(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any
+) -> None:
+    other = shutil.copytree(models / "b", tmp_path / "b")
+    raw = json.loads((other / "tokenizer.json").read_text())
+    change(raw)
+    (other / "tokenizer.json").write_text(json.dumps(raw))
+    said = error(
+        capsys, "evaluate", models / "a", "--against", other, "--text", models / "text", "--quiet"
+    )
+    assert said.startswith(f"{other}: its tokenizer is not that of {models / 'a'}")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--against", "b", "--engine", "vllm"),
+        ("--quantization", "fp8_per_tensor"),
+        ("--against-revision", "v1"),
+        ("--device", "cuda", "--engine", "vllm"),
+    ],
+)
+def test_flags_that_do_not_go_together(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flags[0] in usage(capsys, "evaluate", "a", "--text", "t", *flags)
+
+
+def test_an_interval_is_of_documents_and_holds_the_ratio() -> None:
+    rng = random.Random(0)
+    document = [n // 3 for n in range(90)]
+    dense = [rng.gauss(2, 1) for _ in document]
+    shifts = [rng.gauss(0.05, 0.02) for _ in range(30)]
+    losses = [loss + shifts[d] for loss, d in zip(dense, document, strict=True)]
+    found, low, high = ratio(losses, dense, document)
+    assert found == pytest.approx(math.exp(sum(shifts) / 30))
+    assert low < found < high
+    # The error of the mean of 30 documents, not that of 90 windows.
+    assert math.log(high / low) == pytest.approx(2 * 1.96 * 0.02 / 30**0.5, rel=0.3)
+    assert ratio(dense, dense, document) == (1, 1, 1)
+    assert ratio([2 * loss for loss in losses], [0] * 90, document, [2] * 90)[0] == pytest.approx(
+        ratio(losses, [0] * 90, document)[0]
+    )

@@ -1,0 +1,391 @@
+"""`vllm-gac heal` writes a better model of the same dims, or none and one sentence why."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.importers import low_rank_models, palu_models, tools
+from tests.steps.heal.models import (
+    compressed_config,
+    dense_config,
+    write_all,
+    write_model,
+    write_near,
+)
+from tests.support import dense_models
+from tests.support.command import error, result, usage
+from tests.support.dense_models import write_text, write_tokenizer
+from tests.support.hub import files_of
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.errors import CheckpointError, HealingError, NotHealedError
+from vllm_gac.healing import train
+from vllm_gac.healing.state_file import write_state
+from vllm_gac.importers.open_any import open_any_format
+from vllm_gac.layout.dims import layout_of
+from vllm_gac.options import options_of
+from vllm_gac.steps.heal.heal import Healed, heal
+from vllm_gac.steps.heal.request import HealRequest
+from vllm_gac.steps.verify import verify
+
+# 7 steps of 8 sequences.
+FEW: dict[str, Any] = {"sequence_length": 32, "batch_tokens": 256, "tokens": 1792}
+FAST = FEW | {"learning_rate": 5e-3}
+
+
+def healed(directory: Path, out: str = "out", **options: Any) -> Healed:
+    """Heal with the options of a request and the arguments of `heal`."""
+    asked = FAST | {name: options.pop(name) for name in options_of(HealRequest) if name in options}
+    student, teacher, text = (directory / name for name in ("student", "teacher", "text.txt"))
+    request = HealRequest(**asked)
+    return heal(student, teacher, [text], directory / out, request, progress=False, **options)
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_the_divergence_falls_and_all_dims_stay(tmp_path: Path, kind: Any) -> None:
+    student, _, _ = write_all(tmp_path)
+    rank = 8 if kind == "lora" else None
+    done = healed(tmp_path, train=kind, lora_rank=rank, hidden_weight=0.1, temperature=2.0)
+    assert done.after.divergence < 0.95 * done.before.divergence
+    assert done.recovered > 0.05
+    out = open_checkpoint(tmp_path / "out")
+    assert out.layout == open_checkpoint(student).layout
+    assert verify(tmp_path / "out").faults == []
+    old, new = load_file(student / "model.safetensors"), {}
+    for shard in (tmp_path / "out").glob("*.safetensors"):
+        new |= load_file(shard)
+    same = {name for name in old if torch.equal(old[name], new[name])}
+    assert same == {"model.embed_tokens.weight", "lm_head.weight"}
+    assert all(new[name].dtype == old[name].dtype for name in old)
+
+
+def test_what_was_written_has_the_score_that_is_told(tmp_path: Path) -> None:
+    """Healing the result again measures it before the first step."""
+    write_all(tmp_path)
+    other = tmp_path / "other.txt"
+    other.write_text((tmp_path / "text.txt").read_text()[::-1])
+    first = healed(tmp_path, held_out=[other])
+    (tmp_path / "student").rename(tmp_path / "before")
+    (tmp_path / "out").rename(tmp_path / "student")
+    again = healed(tmp_path, held_out=[other])
+    assert again.before == first.after
+    entry = json.loads((tmp_path / "student" / "config.json").read_text())["gac"]["source"]["heal"]
+    assert entry["divergence"] == {
+        "before": first.before.divergence,
+        "after": first.after.divergence,
+    }
+    assert (entry["teacher"], entry["tokens"]) == ("teacher", first.tokens)
+    card = (tmp_path / "student" / "README.md").read_text()
+    assert "healed by vllm-gac" in card
+    assert f"Trained on {first.tokens:,} tokens to predict what teacher predicts" in card
+
+
+def test_an_imported_directory_is_healed_as_it_is(tmp_path: Path) -> None:
+    """Pruned shapes, as LLM-Pruner and others leave them in Hugging Face's layout."""
+    student, _, _ = write_all(tmp_path)
+    pruned = dense_config(intermediate_size=60)
+    write_model(student, pruned)
+    (student / "config.json").write_text(json.dumps(pruned | {"intermediate_size": 96}))
+    done = healed(tmp_path)
+    assert done.after.divergence < done.before.divergence
+    widths = [layer.intermediate_size for layer in open_checkpoint(tmp_path / "out").layout.layers]
+    assert widths == [60, 60]
+
+
+@pytest.mark.parametrize("name", ["svd-llm", "palu"])
+def test_what_another_tool_wrote_is_healed_with_its_factors(tmp_path: Path, name: str) -> None:
+    _, teacher, text = write_all(tmp_path)
+    shutil.rmtree(teacher)
+    raw = dense_models.config(num_attention_heads=8, num_key_value_heads=4)
+    dense_models.write(teacher, raw)
+    student = tmp_path / "tool"
+    if name == "palu":
+        ranks = palu_models.ranks_of([([9, 16], [12, 31]), ([32, 32], [5, 6, 7, 8])])
+        tools.write(student, *palu_models.palu(raw, ranks))
+    else:
+        tool = low_rank_models.TOOLS[name]
+        made = low_rank_models.low_rank(tool, raw, low_rank_models.SOME)
+        tools.write(student, *made, tool.rename)
+    dense_models.write_tokenizer(student / "tokenizer.json", raw["vocab_size"])
+    _, before = open_any_format(student)
+    done = heal(student, teacher, [text], tmp_path / "out", HealRequest(**FAST))
+    assert done.after.divergence < done.before.divergence
+    assert open_checkpoint(tmp_path / "out").layout == before.layout
+    source = open_checkpoint(tmp_path / "out").raw_config["gac"]["source"]
+    assert (source["format"], source["heal"]["teacher"]) == (name, "teacher")
+
+
+class Stopped(Exception):  # noqa: N818
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize(("kind", "offload"), [("full", True), ("lora", False)])
+def test_a_stopped_run_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, offload: bool
+) -> None:
+    """Where Adam's averages lie changes nothing."""
+    _, teacher, _ = write_all(tmp_path)
+    write_near(tmp_path / "student", teacher)
+    # A rate that is too high makes the run go back, too.
+    options = {"train": kind, "learning_rate": 5e-3 if kind == "full" else 1e-2}
+    undisturbed = healed(tmp_path, "undisturbed", **options)
+    divergences = [divergence for _, divergence, _ in undisturbed.curve]
+    assert max(divergences) > undisturbed.before.divergence, "never went back"
+
+    def once(*arguments: Any) -> None:
+        monkeypatch.setattr(train, "write_state", write_state)
+        raise Stopped
+
+    def after_saving(*arguments: Any) -> None:
+        write_state(*arguments)
+        monkeypatch.setattr(train, "write_state", once)
+        raise Stopped
+
+    monkeypatch.setattr(train, "_SAVING", 0)  # save each time
+    for number in range(20):
+        monkeypatch.setattr(train, "write_state", after_saving)
+        try:
+            healed(tmp_path, resume=number > 0, offload=offload, **options)
+        except Stopped:
+            continue
+        break
+    assert number > 4
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "undisturbed")
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_result_that_is_no_better_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, teacher, text = write_all(tmp_path)
+    near = write_near(tmp_path / "near", teacher)
+    args = ("heal", near, "--teacher", teacher, "--text", text, "--out", tmp_path / "out")
+    few = ("--sequence-length", 32, "--batch-tokens", 256, "--tokens", 1792)
+    said = error(capsys, *args, *few, "--learning-rate", 1000, "--quiet")
+    assert f"{near}: " in said
+    assert "--tokens" in said
+    assert "--learning-rate" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "near",
+        "student",
+        "teacher",
+        "text.txt",
+    ]
+
+
+def test_a_model_that_predicts_as_its_teacher_does_cannot_become_better(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    dense = open_checkpoint(tmp_path / "teacher")
+    shutil.rmtree(tmp_path / "student")
+    shutil.copytree(tmp_path / "teacher", tmp_path / "student")
+    raw = dense.raw_config | {
+        "architectures": ["GacLlamaForCausalLM"],
+        "gac": dense.layout.section(),
+    }
+    (tmp_path / "student" / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(NotHealedError):
+        healed(tmp_path)
+
+
+def test_the_command_prints_the_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    student, teacher, text = write_all(tmp_path)
+    args = ("heal", student, "--teacher", teacher, "--text", text, "--out", tmp_path / "out")
+    few = ("--sequence-length", 32, "--batch-tokens", 256, "--tokens", 1792, "--quiet")
+    done = result(capsys, *args, *few, "--learning-rate", 5e-3, "--offload")
+    assert done["after"]["divergence"] < done["before"]["divergence"]
+    assert len(done["curve"]) == 7
+    assert 0 < done["recovered"] < 1
+    assert f"{tmp_path / 'out'}: exists" in error(capsys, *args, *few)
+    assert "--lora-rank" in usage(capsys, *args, "--train", "full", "--lora-rank", 3)
+
+
+def refused(directory: Path, **options: Any) -> str:
+    with pytest.raises((CheckpointError, HealingError)) as caught:
+        healed(directory, **options)
+    assert not (directory / "out").exists()
+    assert not (directory / "out.partial").exists()
+    return str(caught.value)
+
+
+def test_a_teacher_of_another_model_is_refused(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    for changes, said in (
+        ({"vocab_size": 96}, "96 tokens in the vocabulary, the compressed model has 128"),
+        ({"num_hidden_layers": 3}, "3 layers, the compressed model has 2"),
+        ({"hidden_size": 32}, "32 numbers in a hidden state, the compressed model has 28"),
+    ):
+        write_model(tmp_path / "teacher", dense_config(**changes))
+        assert said in refused(tmp_path)
+    write_model(tmp_path / "teacher", dense_config())
+    write_tokenizer(tmp_path / "teacher" / "tokenizer.json", 100)
+    assert "tokenizer.json: numbers its tokens otherwise than" in refused(tmp_path)
+    write_model(tmp_path / "teacher", compressed_config())
+    assert "is compressed already; start from the dense model" in refused(tmp_path)
+
+
+def test_what_cannot_be_healed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    student, teacher, text = write_all(tmp_path)
+    text.write_text("")
+    assert "fewer than 32 tokens" in refused(tmp_path)
+    write_text(text, 40)
+    assert "one sequence of 32 tokens; one to train on and one to measure" in refused(tmp_path)
+    text.unlink()
+    assert "text.txt: no such text file to heal on" in refused(tmp_path)
+    write_text(text, 3000)
+    assert "nowhere: no such text file to measure" in refused(
+        tmp_path, held_out=[tmp_path / "nowhere"]
+    )
+    assert "sequences of 1 token" in refused(tmp_path, sequence_length=1)
+    shutil.rmtree(student)
+    shutil.copytree(teacher, student)
+    assert "is dense: nothing was lost" in refused(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "WORLD_SIZE is 2, but RANK, LOCAL_RANK" in refused(tmp_path)
+
+
+def test_the_state_of_another_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_all(tmp_path)
+
+    def stop(*arguments: Any) -> None:
+        write_state(*arguments)
+        raise Stopped
+
+    monkeypatch.setattr(train, "write_state", stop)
+    for out, rate in (("out", 1e-3), ("other", 2e-3)):
+        with pytest.raises(Stopped):
+            healed(tmp_path, out, learning_rate=rate)
+    with pytest.raises(CheckpointError, match="--resume"):
+        healed(tmp_path, learning_rate=1e-3)
+    with pytest.raises(CheckpointError, match="learning_rate"):
+        healed(tmp_path, learning_rate=0.5, resume=True)
+    state = tmp_path / "out.partial" / "healing.safetensors"
+    shutil.copy(tmp_path / "other.partial" / "healing.safetensors", state)
+    with pytest.raises(CheckpointError, match=r"healing\.safetensors"):
+        healed(tmp_path, learning_rate=1e-3, resume=True)
+
+
+def test_layers_of_the_pair_are_those_of_the_format() -> None:
+    """The models of these tests have what the format knows: latents, factors, odd dims."""
+    layout = layout_of(compressed_config())
+    assert [layer.key.form for layer in layout.layers] == ["rotary", "latent"]
+    assert sum(map(len, (layer.ranks for layer in layout.layers))) == 4
+
+
+def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    """They come from Python; the command line refuses some of them by itself."""
+    write_all(tmp_path)
+    for option, value, said in (
+        ("learning_rate", float("nan"), "--learning-rate nan: expected a number from"),
+        ("temperature", 1e300, "--temperature 1e+300: expected a number from 0.01 to 100"),
+        ("tokens", 1, "too few tokens to train on, 1: one step takes a whole sequence of 32"),
+        ("lora_rank", 10**7, "--lora-rank 10000000: expected 1,000,000 at most"),
+        ("batch_tokens", 10**9, "--batch-tokens 1000000000: one step would take more than"),
+        ("batch_tokens", 31, "--batch-tokens 31: one step takes whole sequences of 32 tokens"),
+        ("train", "both", "--train both: expected one of auto, full, lora"),
+        ("held_out", [tmp_path / "text.txt"], "is given as --held-out and has the bytes of a"),
+        ("teacher_revision", "v1", "--teacher-revision v1: "),
+    ):
+        assert said in refused(tmp_path, **{option: value})
+
+
+LOUD_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 1.0,
+    "original_max_position_embeddings": 1,
+    "attention_factor": 1.2,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, "model_type"),
+        ({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 5e5}}, "RoPE"),
+        # The same frequencies, but scores are larger.
+        ({"rope_parameters": LOUD_ROPE}, "RoPE"),
+        ({"rms_norm_eps": 1e-3}, "rms_norm_eps"),
+    ],
+)
+def test_a_teacher_of_the_same_shapes_that_computes_otherwise_is_refused(
+    changes: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    write_all(tmp_path)
+    write_model(tmp_path / "teacher", dense_config(**changes), seed=1)
+    assert f"was made of: its {what} is " in refused(tmp_path)
+
+
+def test_a_text_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    student, teacher, text = write_all(tmp_path)
+    with pytest.raises(CheckpointError, match="--text"):
+        heal(student, teacher, [text, text], tmp_path / "out", HealRequest(**FAST))
+
+
+def test_a_rank_that_has_no_effect_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_all(tmp_path)
+    healed(tmp_path, lora_rank=4)
+    assert "--lora-rank 4" in caplog.text
+
+
+def test_the_old_word_for_full_is_taken_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert HealRequest(train="whole") == HealRequest(train="full")
+    assert "--train whole is now --train full" in caplog.text
+
+
+def test_a_rank_that_no_adapter_can_have_is_refused(tmp_path: Path) -> None:
+    student, _, _ = write_all(tmp_path)
+    matrices = [
+        info.shape
+        for name, info in open_checkpoint(student).tensors.items()
+        if name.startswith("model.layers.") and len(info.shape) > 1
+    ]
+    most = max(min(shape[-2:]) for shape in matrices)
+    said = refused(tmp_path, train="lora", lora_rank=most + 1)
+    assert f"--lora-rank {most + 1}" in said
+    assert healed(tmp_path, train="lora", lora_rank=most).adapter_rank == most
+
+
+def test_paths_may_be_strings(tmp_path: Path) -> None:
+    student, teacher, text = map(str, write_all(tmp_path))
+    heal(student, teacher, [text], str(tmp_path / "out"), HealRequest(**FAST))
+    assert open_checkpoint(tmp_path / "out").layout == open_checkpoint(Path(student)).layout
+
+
+def test_a_teacher_that_computes_nan_is_refused(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    path = tmp_path / "teacher" / "model.safetensors"
+    weights = load_file(path)
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, path, {"format": "pt"})
+    assert "teacher" in refused(tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_on_a_gpu_a_stopped_run_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    write_all(tmp_path)
+    write_model(tmp_path / "student", compressed_config(dtype="bfloat16"), dtype=torch.bfloat16)
+    options = {"train": kind, "device": "cuda"}
+    done = healed(tmp_path, "undisturbed", **options)
+    assert done.after.divergence < 0.95 * done.before.divergence
+
+    def stop(*arguments: Any) -> None:
+        write_state(*arguments)
+        raise Stopped
+
+    monkeypatch.setattr(train, "write_state", stop)
+    with pytest.raises(Stopped):
+        healed(tmp_path, **options)
+    monkeypatch.undo()
+    healed(tmp_path, resume=True, **options)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "undisturbed")

@@ -1,0 +1,55 @@
+"""What the chosen model says of what was tried: config.json and the card agree."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.hub import files_of
+from vllm_gac.steps.max_loss.attempt import Try
+from vllm_gac.steps.max_loss.record import record
+
+TRIES = [
+    Try(0.0055, 0.0054, 0.83, 1.013, 1.009, 1.017, 40_000, []),
+    Try(0.003, 0.0029, 0.87, 1.006, 1.0035, 1.0085, 40_000, []),
+    Try(0.004, 0.0039, 0.853, 1.008, 1.0055, 1.0098, 40_000, []),
+]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text('{"gac": {"source": {}}}')
+    (tmp_path / "README.md").write_text("# A model\n")
+    return tmp_path
+
+
+def test_what_was_tried_is_written_once_however_often_a_run_goes_on(model: Path) -> None:
+    record(model, 0.01, TRIES[2], TRIES)
+    written = files_of(model)
+    record(model, 0.01, TRIES[2], TRIES)
+    assert written == files_of(model)
+    card = written["README.md"].decode()
+    assert "| 0.0039 | 0.80 % | 0.55 to 0.98 % | 85.3% | this model |" in card
+    source = json.loads(written["config.json"])["gac"]["source"]["max_loss"]
+    assert source["asked"] == 0.01
+    assert source["measured"] == source["tried"][2]
+
+
+def test_a_healed_model_tells_both_losses(model: Path) -> None:
+    tries = [replace(TRIES[0], unhealed=1.021), TRIES[1]]
+    record(model, 0.02, tries[0], tries, heal_tokens=4096)
+    card = (model / "README.md").read_text()
+    assert "each after a healing on 4,096 tokens" in card
+    assert "| 0.0054 | 2.10 % | 1.30 % | 0.90 to 1.70 % | 83.0% | this model |" in card
+    assert "| 0.0029 |  | 0.60 % |" in card  # healing made it no better
+    found = json.loads((model / "config.json").read_text())["gac"]["source"]["max_loss"]
+    assert (found["measured"]["unhealed"], found["heal_tokens"]) == (1.021, 4096)
+
+
+def test_a_model_of_few_bytes_tells_its_bytes(model: Path) -> None:
+    tries = [replace(one, bytes=one.time / 2) for one in TRIES]
+    record(model, 0.01, tries[2], tries)
+    card = (model / "README.md").read_text()
+    assert "| bytes of weights and cache, of dense |" in card
+    assert "| 0.0039 | 0.80 % | 0.55 to 0.98 % | 42.6% | this model |" in card

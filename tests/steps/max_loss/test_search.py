@@ -1,0 +1,74 @@
+"""compress --max-loss: models are written and measured until one is near the asked loss."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import error
+from tests.support.dense_models import config, write, write_text
+from vllm_gac.steps.max_loss.attempt import Try
+from vllm_gac.steps.max_loss.search import MAX_TRIES, next_expected
+
+
+def measured(planned_for: float, lost: float) -> Try:
+    """A try whose interval ends `lost` nats above the dense model."""
+    high = math.exp(lost)
+    return Try(planned_for, planned_for, 1.0, high, high, high, 1000, [])
+
+
+@pytest.mark.parametrize("times", [0.3, 0.6, 1.8, 3.4, 10.0])
+@pytest.mark.parametrize("power", [0.8, 1.0, 1.4])
+def test_few_tries_reach_the_asked_loss(times: float, power: float) -> None:
+    """Whatever the curve is: the measured loss over the expected one, and how it bends."""
+    most, tries = math.log1p(0.01), list[Try]()
+    while (expected := next_expected(most, tries)) is not None:
+        tries.append(measured(expected, times * most * (expected / most) ** power))
+    assert len(tries) <= MAX_TRIES
+    reached = [math.log(one.high) for one in tries if math.log(one.high) <= most]
+    assert 0.7 * most < max(reached)
+
+
+def test_a_model_that_loses_nothing_measurable_is_followed_by_a_faster_one() -> None:
+    most = math.log1p(0.01)
+    after = next_expected(most, [measured(0.005, -0.001)])
+    assert after is not None
+    assert 0.005 < after <= 4 * 0.005
+
+
+ASKED = ("--max-loss", "1%", "--held-out", "other.txt")
+HEALED = (*ASKED, "--heal-tokens", "999")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--max-loss", "1%"), "--held-out"),
+        (("--max-loss", "1%", "--held-out", "text.txt"), "text.txt"),
+        (("--kv-ratio", "0.5", "--held-out", "o.txt"), "--held-out"),
+        (("--kv-ratio", "0.5", "--heal", "o.txt"), "--heal "),
+        ((*ASKED, "--heal-tokens", "999"), "--heal-tokens"),
+        ((*ASKED, "--heal", "text.txt"), "--heal-tokens"),
+        ((*HEALED, "--heal", "other.txt"), "other.txt"),
+        ((*HEALED, "--heal", "text.txt", "text.txt"), "--heal "),
+        ((*HEALED, "--heal", "none.txt"), "none.txt"),
+        ((*HEALED, "--heal", "short.txt"), "short.txt"),
+        ((*ASKED, "--heal", "text.txt", "--heal-tokens", "63"), "--heal-tokens 63"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    args: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "dense", config())
+    write_text(tmp_path / "text.txt")
+    write_text(tmp_path / "other.txt", 999)
+    (tmp_path / "short.txt").write_text("few words")
+    line = ("compress", "dense", "--out", "out", "--calibration", "text.txt", "--device", "cpu")
+    line = (*line, "--sequence-length", "64")
+    assert said in error(capsys, *line, *args)
+    assert not (tmp_path / "out.partial").exists()

@@ -1,0 +1,226 @@
+"""`vllm-gac repair` writes a complete directory or none."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.alignment.random_models import DEFAULT_ROPE, TOKENS, gac_config
+from tests.importers import low_rank_models, palu_models, tools
+from tests.support import dense_models
+from tests.support.command import error, result
+from tests.support.hub import files_of
+from tests.support.misaligned_models import LAYERS, write_weights
+from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.checkpoint import atomic_files
+from vllm_gac.checkpoint.open import faults, open_checkpoint
+from vllm_gac.cli import main
+from vllm_gac.compression.reference_model import logits, reference
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import layout_of
+from vllm_gac.steps.repair.repair import repair
+from vllm_gac.steps.repair.request import RepairRequest
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write(tmp_path / "model", gac_config(LAYERS, 18, rope_parameters=DEFAULT_ROPE))
+
+
+def write(directory: Path, raw: dict[str, Any]) -> Path:
+    write_weights(directory, raw | {"head_dim": layout_of(raw).cache_head_dim})
+    (directory / "generation_config.json").write_text('{"max_new_tokens": 7}')
+    (directory / "README.md").write_text("dims that are no longer true")
+    return directory
+
+
+def logits_of(directory: Path) -> torch.Tensor:
+    checkpoint = open_checkpoint(directory)
+    assert list(faults(checkpoint, finite=True)) == []
+    with checkpoint.reader() as read, torch.inference_mode():
+        return logits(reference(checkpoint, torch.float64), read, TOKENS)
+
+
+@pytest.mark.parametrize("strategy", ["none", "minimal", "measured"])
+def test_a_repaired_directory_computes_the_same(model: Path, tmp_path: Path, strategy: Any) -> None:
+    out = tmp_path / "out"
+    done = repair(model, out, RepairRequest(strategy=strategy), progress=False)
+    written = open_checkpoint(out)
+    assert written.layout == done.after == padded_layout(done.before, strategy)
+    assert written.raw_config["head_dim"] == done.after.cache_head_dim
+    assert written.raw_config["gac"]["source"]["repair"]["strategy"] == strategy
+    torch.testing.assert_close(logits_of(out), logits_of(model), rtol=1e-12, atol=1e-12)
+    assert (out / "generation_config.json").read_text() == '{"max_new_tokens": 7}'
+    assert "no longer true" not in (out / "README.md").read_text()
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_the_command_reports_what_it_did(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = result(capsys, "repair", model, "--out", tmp_path / "out", "--gpu", "h200", "--quiet")
+    before, after = (open_checkpoint(d).layout for d in (model, tmp_path / "out"))
+    assert said["strategy"] == "minimal"
+    assert said["parameters"]["before"] == before.parameters
+    assert said["parameters"]["after"] == after.parameters
+    assert said["kv_bytes_per_token"]["before"] == 2 * before.kv_elements
+    assert said["kv_bytes_per_token"]["after"] == 2 * after.kv_elements
+    counts = {role: (total["dims"], total["changed"]) for role, total in said["roles"].items()}
+    assert counts == {"head": (4, 3), "width": (2, 1), "rank": (4, 3)}
+    assert {(c["role"], c["before"], c["after"]) for c in said["changes"]} >= {
+        ("head", 18, 24),
+        ("width", 21, 24),
+        ("rank", 9, 16),
+    }
+    assert result(capsys, "verify", tmp_path / "out")["ok"]
+    assert result(capsys, "inspect", tmp_path / "out")["aligned_fraction"] == 1.0
+
+
+def test_what_will_be_quantized_in_blocks_is_padded_to_blocks(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    result(capsys, "repair", model, "--out", out, "--quantization", "mxfp8", "--quiet")
+    layout = open_checkpoint(out).layout
+    for layer in layout.layers:
+        heads = (layer.key.heads * layer.key.size, layer.value.heads * layer.value.size)
+        assert all(side % 32 == 0 for side in (*heads, layer.intermediate_size)), layer
+    torch.testing.assert_close(logits_of(out), logits_of(model), rtol=1e-12, atol=1e-12)
+
+
+def test_the_command_prints_tables(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["repair", str(model), "--out", str(out), "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert f"vllm serve {out} --load-format gac" in said
+    assert re.search(r"^parameters  [\d,]+ -> [\d,]+ \(\+[\d.]+ %\)$", said, re.MULTILINE)
+    assert re.search(r"^head +4 +3 +\+", said, re.MULTILINE)
+    assert re.search(r"^head +18 +24 +1 +\+33\.33 % +- +-$", said, re.MULTILINE)
+
+
+def test_dense_and_pruned_models_can_be_repaired(tmp_path: Path) -> None:
+    dense = dense_models.write(
+        tmp_path / "dense", dense_models.config(intermediate_size=91), tokenizer=False
+    )
+    repair(dense, tmp_path / "out", RepairRequest(strategy="measured"), progress=False)
+    assert open_checkpoint(tmp_path / "out").layout.layers[0].intermediate_size == 96
+    torch.testing.assert_close(
+        logits_of(tmp_path / "out"), logits_of(dense), rtol=1e-12, atol=1e-12
+    )
+
+    weights = load_file(dense / "model.safetensors")
+    for name, keep in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1)):
+        full = f"model.layers.1.mlp.{name}.weight"
+        weights[full] = weights[full].narrow(keep, 0, 50).contiguous()
+    save_file(weights, dense / "model.safetensors", {"format": "pt"})
+    done = repair(dense, tmp_path / "pruned", progress=False)
+    assert [layer.intermediate_size for layer in done.before.layers] == [91, 50]
+    assert [layer.intermediate_size for layer in done.after.layers] == [96, 56]
+    logits_of(tmp_path / "pruned")
+
+
+def test_what_another_tool_wrote_can_be_repaired(tmp_path: Path) -> None:
+    raw = dense_models.config(num_attention_heads=8, num_key_value_heads=4)
+    ranks = palu_models.ranks_of([([9, 16], [12, 31]), ([32, 32], [5, 6, 7, 8])])
+    written, model = palu_models.palu(raw, ranks)
+    tools.write(tmp_path / "palu", written, model)
+    done = repair(
+        tmp_path / "palu", tmp_path / "out", RepairRequest(strategy="measured"), progress=False
+    )
+    assert done.after == padded_layout(done.before, "measured") != done.before
+    source = open_checkpoint(tmp_path / "out").raw_config["gac"]["source"]
+    assert (source["format"], source["repair"]["strategy"]) == ("palu", "measured")
+    tools.assert_same_logits(tmp_path / "out", model, "gac")
+
+
+def test_weights_of_two_dtypes_are_sent_to_import(tmp_path: Path) -> None:
+    tool = low_rank_models.TOOLS["svd-llm"]
+    written, model = low_rank_models.low_rank(tool, dense_models.config(), low_rank_models.SOME)
+
+    def narrow(weights: dict[str, torch.Tensor]) -> None:
+        weights["lm_head.weight"] = weights["lm_head.weight"].half()
+
+    tools.write(tmp_path / "mixed", written, model, tool.rename, narrow)
+    with pytest.raises(CheckpointError, match=r"F16 and F32.*vllm-gac import"):
+        repair(tmp_path / "mixed", tmp_path / "out", progress=False)
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_what_could_not_be_served_is_refused_before_anything_is_written(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = load_file(model / "model.safetensors")
+    del weights["model.layers.1.mlp.down_proj.weight"]
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    said = error(capsys, "repair", model, "--out", tmp_path / "out")
+    assert "model.layers.1.mlp.down_proj.weight" in said
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+
+
+def test_nan_is_refused(model: Path, tmp_path: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"][0] = torch.nan
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
+        repair(model, tmp_path / "out", progress=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+
+
+def test_an_unknown_gpu_is_refused_before_anything_is_written(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = error(capsys, "repair", model, "--out", tmp_path / "out", "--gpu", "b300")
+    assert "b300" in said
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+
+
+def test_a_stopped_run_is_resumed_to_the_same_bytes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = repair(model, tmp_path / "whole", progress=False)
+    real, written = atomic_files.write_tensors, []
+
+    def stopped(path: Path, *args: Any) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(path)
+        real(path, *args)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("vllm_gac.checkpoint.layer_shards.write_tensors", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            repair(model, out, progress=False)
+    assert not out.exists()
+    with pytest.raises(CheckpointError, match="--resume"):
+        repair(model, out, progress=False)
+    other = RepairRequest(strategy="measured")
+    with pytest.raises(CheckpointError, match="strategy"):
+        repair(model, out, other, resume=True, progress=False)
+    resumed = repair(model, out, resume=True, progress=False)
+    assert resumed == whole
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_a_run_stopped_after_the_renaming_only_cleans_up(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(directory: Path) -> None:
+        raise KeyboardInterrupt
+
+    done = repair(model, tmp_path / "whole", progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("vllm_gac.runs.workspace._remove", stop)
+        with pytest.raises(KeyboardInterrupt):
+            repair(model, tmp_path / "out", progress=False)
+    other = RepairRequest(strategy="measured")
+    with pytest.raises(CheckpointError, match="strategy"):
+        repair(model, tmp_path / "out", other, resume=True, progress=False)
+    again = repair(model, tmp_path / "out", resume=True, progress=False)
+    assert again == done
+    assert not (tmp_path / "out.partial").exists()

@@ -1,0 +1,1 @@
+"""`vllm-gac calibrate`: text and a dense model become statistics."""

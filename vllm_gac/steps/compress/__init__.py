@@ -1,0 +1,1 @@
+"""`vllm-gac compress`: a plan and statistics become a smaller model."""

@@ -1,0 +1,228 @@
+"""Compress a dense model directory into a smaller one, as a plan says.
+
+The output directory appears only when it is complete. Until then the work is in OUT.partial (see
+runs/workspace.py). The statistics and every shard are written once and synced, so that a
+run that was killed can be continued, and ends in the same bytes.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_gac.checkpoint.hub import model_directory
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.compression.devices import prepare_device
+from vllm_gac.errors import PlanError
+from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.options import record_of
+from vllm_gac.planning.plan_file import Plan, planned_layout, read_plan
+from vllm_gac.planning.planner import measured_plan, prior_plan
+from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.calibrate.calibrate import write_statistics
+from vllm_gac.steps.calibrate.text import described, given_files
+from vllm_gac.steps.compress.inputs import CompressInputs
+from vllm_gac.steps.compress.request import CompressRequest
+from vllm_gac.steps.compress.write import write_compressed
+from vllm_gac.steps.evaluate.compare import Baseline
+from vllm_gac.steps.evaluate.measured_model import measure_model
+from vllm_gac.steps.max_loss.healed_attempts import HealingTries
+from vllm_gac.steps.max_loss.search import MAX_TRIES, reach_loss
+from vllm_gac.steps.measurement import Measurement
+from vllm_gac.steps.model_run import Output
+
+logger = logging.getLogger(__name__)
+
+# Tokens of held-out text that a loss is measured on, at most.
+_MAX_MEASURED = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """What a compression has written.
+
+    Attributes:
+        dense: The layout of the dense model.
+        layout: The layout of the compressed one.
+        plan: Its plan, with the budgets and the expected loss.
+        measured: What was measured beside the dense model on text that was set aside; None:
+            nothing shrank, or no text was set aside.
+        max_loss: What was asked for, tried and measured, as config.json says it, if a loss was
+            asked for; else None.
+    """
+
+    dense: ModelLayout
+    layout: ModelLayout
+    plan: Plan
+    measured: Measurement | None
+    max_loss: Mapping[str, Any] | None
+
+
+def compress(
+    model: str | Path,
+    out: str | Path,
+    plan: PlanRequest | Plan | str | Path | None = None,
+    request: CompressRequest | None = None,
+    *,
+    calibration: Sequence[str | Path] = (),
+    stats: str | Path | None = None,
+    held_out: Sequence[str | Path] = (),
+    heal: Sequence[str | Path] = (),
+    revision: str | None = None,
+    device: str = "cpu",
+    resume: bool = False,
+    progress: bool = True,
+) -> Compressed:
+    """Compress a dense model into a smaller one that vLLM serves with this package's plugin.
+
+    Statistics of the model come from `stats`, or are measured on `calibration`. No statistics are
+    needed if nothing shrinks.
+
+    Args:
+        model: Directory of a dense model, or its id on the Hub.
+        out: The directory to write; it appears only when it is complete.
+        plan: The budgets to plan for, and what the plan may use; or a plan whose dims are used:
+            what `vllm_gac.plan` returned, or a file of it. None: nothing shrinks.
+        request: How dims become weights, and on how much text. None: a `CompressRequest` without
+            any option.
+        calibration: Text files to measure statistics on, or data sets on the Hub,
+            hf://datasets/ORGANIZATION/NAME. Empty: the text that comes with vllm-gac, Python's
+            standard library.
+        stats: A statistics file that `calibrate` wrote, instead.
+        held_out: Texts that were not calibrated on, to measure the loss on if the plan's request
+            has a `max_loss`: models are written and measured, at most five, until one is near it.
+        heal: Texts, as of `heal`, that each of these models is healed on before it is measured, on
+            the request's `heal_tokens`. Empty: none is.
+        revision: A branch, tag or commit of a model on the Hub. None: main.
+        device: The torch device to compute on.
+        resume: Whether to continue a run that was stopped.
+        progress: Whether to show progress bars on stderr.
+
+    Returns:
+        The layouts before and after, the plan, and what was measured.
+
+    Raises:
+        CheckpointError: The model, the text or the statistics cannot be used, or `out`.partial
+            holds the work of another run.
+        PlanError: The plan or the budgets cannot be met, or no model is within the loss.
+        HealingError: There are too few `heal_tokens`, or there is too little memory to heal.
+        DiskError: `out` exists, or the disk is full.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import vllm_gac
+        >>> compressed = vllm_gac.compress(
+        ...     Path("llama"),
+        ...     Path("compressed"),
+        ...     vllm_gac.PlanRequest(param_ratio=0.9, kv_ratio=0.75),
+        ...     vllm_gac.CompressRequest(max_tokens=512),
+        ...     calibration=[Path("text.txt")],
+        ... )
+        >>> compressed.layout.parameters <= 0.9 * compressed.dense.parameters
+        True
+    """
+    asked = Path(plan) if isinstance(plan, str) else plan or PlanRequest()
+    request, stats = request or CompressRequest(), None if stats is None else Path(stats)
+    prepare_device(device)
+    directory = model_directory(model, revision)
+    files = [directory, *given_files([*calibration, *held_out, *heal])]
+    files += [file for file in (stats, asked) if isinstance(file, Path)]
+    output = Output(Path(out), "compress", files, resume)
+    output.check()
+    inputs = CompressInputs.open(
+        directory,
+        asked,
+        request,
+        calibration=calibration,
+        stats=stats,
+        held_out=held_out,
+        heal=heal,
+    )
+    checkpoint, healing = inputs.checkpoint, None
+    if inputs.heal and (tokens := request.heal_tokens) is not None:
+        healing = HealingTries(
+            checkpoint, inputs.heal, tokens, request.sequence_length, device, progress
+        )
+        healing.check()
+    with output.run({"device": device, **inputs.record, **record_of(request)}) as run:
+        if run.finished:
+            return _recorded(run.model, checkpoint)
+        if isinstance(inputs.plan, PlanRequest) and inputs.held_out:
+            logger.info(_announced(checkpoint, inputs.plan, healing))
+        stats, calibrated_on = inputs.stats, None
+        if inputs.calibration:
+            stats, calibrated_on = run.work / "stats.safetensors", described(calibration)
+            if not stats.exists():
+                read = request.max_tokens, request.sequence_length
+                texts = inputs.calibration
+                write_statistics(checkpoint, texts, stats, inputs.kept, *read, device, progress)
+
+        def write(plan: Plan, directory: Path) -> None:
+            write_compressed(
+                checkpoint,
+                plan,
+                directory,
+                request,
+                stats=stats,
+                device=device,
+                progress=progress,
+                calibrated_on=calibrated_on,
+            )
+
+        chosen, reached = inputs.plan, None
+        if isinstance(chosen, PlanRequest):
+            assert stats is not None  # given, or measured above
+            if inputs.held_out:
+                baseline = Baseline(
+                    directory,
+                    inputs.held_out,
+                    max_tokens=_MAX_MEASURED,
+                    device=device,
+                    progress=progress,
+                )
+                chosen, reached = reach_loss(
+                    checkpoint, chosen, stats, run.work, write, baseline.compare, healing
+                )
+            else:
+                chosen = measured_plan(checkpoint, stats, chosen)
+        if reached is None:
+            write(chosen, run.model)
+        measured = measure_model(run.model, checkpoint, stats, device, progress)
+    layout = planned_layout(checkpoint, chosen)
+    return Compressed(checkpoint.layout, layout, chosen, measured, reached)
+
+
+def _recorded(out: Path, dense: Checkpoint) -> Compressed:
+    """What a compression did when `out` was written, from its plan.json and config.json."""
+    plan = read_plan(out / "plan.json", dense)
+    source = read_json(out / "config.json")["gac"]["source"]
+    found = Measurement.of(source), source.get("max_loss")
+    return Compressed(dense.layout, planned_layout(dense, plan), plan, *found)
+
+
+def _announced(checkpoint: Checkpoint, request: PlanRequest, healing: HealingTries | None) -> str:
+    """What a run by a loss will cost and gain, before it starts."""
+    gain, healed = "other models would lose more by such a request, so it may not be met", ""
+    assert request.max_loss is not None
+    with suppress(PlanError):
+        plan = prior_plan(checkpoint, request)
+        if (held := plan.notes.get("bytes")) is not None:
+            what, share = "weights and cache", held["used"] / held["dense"]
+        else:
+            assert plan.nanoseconds is not None
+            what, share = "a step", plan.nanoseconds.used / plan.nanoseconds.dense
+        gain = (
+            f"by what other models lose, {what} may take {share:.0%} of the dense model's "
+            f"{request.minimize}"
+        )
+    sought = "fastest" if request.minimize == "time" else "smallest"
+    if healing is not None:
+        healed = f", each after a healing on {healing.tokens:,} tokens"
+    return (
+        f"the {sought} model whose perplexity is at most {request.max_loss:.2%} higher: one "
+        f"calibration, then up to {MAX_TRIES} models are written and measured{healed}; {gain}; "
+        f"this model's own losses decide (predicted for {request.deployment()})"
+    )

@@ -1,0 +1,184 @@
+"""What a compression reads: the model, its plan and texts; and all that is refused about them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_gac import demo
+from vllm_gac.checkpoint.open import Checkpoint, open_dense
+from vllm_gac.checkpoint.writer import companions_of, fingerprint, size_and_time
+from vllm_gac.compression.measured import covariances_for, metrics_for
+from vllm_gac.compression.statistics_file import check_stats
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_layout, read_plan
+from vllm_gac.planning.problem import Problem
+from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.calibrate.calibrate import Kept
+from vllm_gac.steps.calibrate.text import calibration_texts, sha256_of, text_files
+from vllm_gac.steps.compress.request import CompressRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CompressInputs:
+    """What a compression reads.
+
+    Attributes:
+        checkpoint: The dense model.
+        plan: What becomes of it, or what to plan for.
+        kept: What statistics must hold.
+        stats: The statistics that were given; None if there are none, or nothing shrinks.
+        calibration: The texts to measure them on; empty if that is not needed.
+        held_out: The texts that the loss is measured on; empty if none was asked for.
+        heal: The texts that models are healed on before that; empty if none are healed.
+        record: What tells a run that goes on whether these are still the same.
+    """
+
+    checkpoint: Checkpoint
+    plan: Plan | PlanRequest
+    kept: Kept
+    stats: Path | None
+    calibration: list[Path]
+    held_out: list[Path]
+    heal: list[Path]
+    record: dict[str, Any]
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        asked: PlanRequest | Plan | Path,
+        request: CompressRequest,
+        *,
+        calibration: Sequence[str | Path],
+        stats: Path | None,
+        held_out: Sequence[str | Path],
+        heal: Sequence[str | Path],
+    ) -> "CompressInputs":
+        """Open all of them.
+
+        Raises:
+            CheckpointError: One cannot be used, or has no effect.
+            PlanError: The plan is another model's, or the budgets cannot be met.
+        """
+        checkpoint = open_dense(directory)
+        companions_of(directory)  # refuses files that cannot be copied before the work begins
+        plan = _plan(asked, checkpoint)
+        layout = planned_layout(checkpoint, plan) if isinstance(plan, Plan) else None
+        shrinks = layout != checkpoint.layout
+        if calibration and stats is not None:
+            raise CheckpointError("--calibration has no effect with --stats; give one of them")
+        texts = calibration_texts(directory, calibration) if shrinks and stats is None else []
+        measured_on = _held_out(directory, held_out, plan)
+        healed_on = _healed_on(heal, request.heal_tokens, by_loss=bool(measured_on))
+        sums = {
+            name: [sha256_of(text) for text in files]
+            for name, files in (
+                ("calibration", texts), ("held_out", measured_on), ("heal", healed_on)
+            )
+        }  # fmt: skip
+        _refuse_overlap(measured_on, sums)
+        record = {
+            "model": fingerprint(checkpoint),
+            "plan": plan.model_dump(mode="json") if isinstance(plan, Plan) else plan.record(),
+            "stats": stats and _stats_record(stats, checkpoint, layout),
+            **sums,
+        }
+        return cls(
+            checkpoint,
+            plan,
+            _kept(plan, checkpoint.layout, layout),
+            stats if shrinks else None,
+            texts,
+            measured_on,
+            healed_on,
+            record,
+        )
+
+
+def held_out_text(model: Path) -> Path | None:
+    """The text to evaluate `model` on, which only the demo model brings along."""
+    is_demo = model.resolve() == demo.MODEL.resolve()
+    return demo.HELD_OUT if is_demo and demo.HELD_OUT.is_file() else None
+
+
+def _plan(asked: PlanRequest | Plan | Path, checkpoint: Checkpoint) -> Plan | PlanRequest:
+    """The plan that was given, or that keeps everything; else what to plan for."""
+    if isinstance(asked, Path):
+        return read_plan(asked, checkpoint)
+    if isinstance(asked, Plan):
+        check_plan(asked, checkpoint)
+        return asked
+    if asked.keeps_everything:
+        return dense_plan(checkpoint)
+    Problem(asked, checkpoint).check_feasible()
+    return asked
+
+
+def _kept(plan: Plan | PlanRequest, dense: ModelLayout, layout: ModelLayout | None) -> Kept:
+    """What statistics must hold: with a plan, of which `layout` is made, nothing to choose by."""
+    if layout is None:
+        return Kept.to_plan(dense, plan.methods)
+    # Heads: the same sums as in a run that plans here itself, and so the same bytes.
+    group = Kept.to_plan(dense, plan.methods).value_group
+    return Kept((), covariances_for(dense, layout), metrics_for(layout), group)
+
+
+def _stats_record(path: Path, checkpoint: Checkpoint, layout: ModelLayout | None) -> dict[str, Any]:
+    """What identifies statistics. Raises GacError unless they suffice for the `layout`, if any."""
+    dense = checkpoint.layout
+    needed: dict[str, Any] = {}
+    if layout is not None:
+        merged = max(dense.kv_heads_per(layer.value) for layer in layout.layers)
+        needed = {
+            "value_group": merged,
+            "needed": covariances_for(dense, layout),
+            "factorized": metrics_for(layout),
+        }
+    measured = check_stats(path, dense, checkpoint.config_sha256, **needed)
+    return {**measured.metadata, "file": size_and_time(path)}
+
+
+def _held_out(model: Path, given: Sequence[str | Path], plan: Plan | PlanRequest) -> list[Path]:
+    """The texts that the loss is measured on; empty if none was asked for."""
+    if isinstance(plan, Plan) or plan.max_loss is None:
+        if given:
+            raise CheckpointError("--held-out has no effect without --max-loss")
+        return []
+    if given:
+        return text_files(given, "measure the loss on")
+    if (text := held_out_text(model)) is None:
+        raise CheckpointError(
+            f"--max-loss {plan.max_loss:.2%}: the loss is measured; give --held-out FILE, text "
+            "like the calibration's that is not part of it"
+        )
+    return [text]
+
+
+def _healed_on(given: Sequence[str | Path], tokens: int | None, by_loss: bool) -> list[Path]:
+    """The texts that models are healed on; empty if none are to be healed."""
+    if given and not by_loss:
+        raise CheckpointError(
+            "--heal has no effect without --max-loss; heal what was written with 'vllm-gac heal'"
+        )
+    if tokens is not None and not given:
+        raise CheckpointError("--heal-tokens has no effect without --heal FILE; give it, too")
+    if given and tokens is None:
+        raise CheckpointError(
+            "--heal: give --heal-tokens N, too; each model that is tried is trained on N tokens"
+        )
+    return text_files(given, "heal on")
+
+
+def _refuse_overlap(held_out: Sequence[Path], sums: dict[str, list[str]]) -> None:
+    """Raise CheckpointError if a text is measured and also fitted to, or is healed on twice."""
+    for text, digest in zip(held_out, sums["held_out"], strict=True):
+        for what, name in (("calibrated", "calibration"), ("healed", "heal")):
+            if digest in sums[name]:
+                raise CheckpointError(f"{text}: is {what} on; give --held-out other text")
+    if len(set(sums["heal"])) < len(sums["heal"]):
+        raise CheckpointError(
+            "a text is given to --heal twice; give it once, with more --heal-tokens for several "
+            "passes"
+        )

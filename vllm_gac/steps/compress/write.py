@@ -1,0 +1,164 @@
+"""Writing the directory of a compressed model: its shards, then the files beside them."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm_gac.checkpoint.atomic_files import write_json, write_text
+from vllm_gac.checkpoint.base_model import base_model
+from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.writer import copy_companions
+from vllm_gac.compression.measured import (
+    Measured,
+    covariances_for,
+    metrics_for,
+    shrink_covariances,
+)
+from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.compress_layer import compress_layer
+from vllm_gac.compression.reference_model import reference
+from vllm_gac.compression.statistics_file import check_stats, read_layer_stats, read_tokens
+from vllm_gac.errors import PlanError
+from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.rope import inverse_frequencies
+from vllm_gac.planning.plan_file import Plan, planned_layout
+from vllm_gac.steps.compress.refitting import Refitting
+from vllm_gac.steps.compress.request import CompressRequest
+from vllm_gac.steps.model_card import compressed_card
+from vllm_gac.version import version
+
+
+def write_compressed(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    directory: Path,
+    request: CompressRequest,
+    *,
+    stats: Path | None,
+    device: str,
+    progress: bool,
+    calibrated_on: str | None,
+) -> None:
+    """Write the model that `plan` makes from the dense model `checkpoint` into `directory`.
+
+    Shards that exist are not written again. `stats` may be None if nothing shrinks. Unless the
+    request says `no_refit`, layers are refitted on what the layers before really give them; what
+    that needs between two layers is kept beside `directory`. The card says what text the model was
+    `calibrated_on`, if that is known.
+    """
+    layout = planned_layout(checkpoint, plan)
+    measured: Measured | None = None
+    tokens = None
+    if stats:
+        measured = check_stats(
+            stats,
+            checkpoint.layout,
+            checkpoint.config_sha256,
+            needed=covariances_for(checkpoint.layout, layout),
+            factorized=metrics_for(layout),
+        )
+        if not request.no_refit:
+            context = checkpoint.config.max_position_embeddings
+            tokens = read_tokens(stats, measured, checkpoint.layout, context)
+    inv_freq = inverse_frequencies(checkpoint.config.rope, checkpoint.layout.head_dim).to(device)
+
+    def make_layer(index: int) -> Mapping[str, torch.Tensor]:
+        weights = read_layer(checkpoint.layout, read, index)
+        if layout.layers[index] == checkpoint.layout.layers[index]:
+            if refitting is not None:
+                refitting.keep(index, weights, refitting.unchanged(index, weights))
+            return weights
+        if stats is None or measured is None:
+            raise PlanError(f"layers.{index}: to shrink it, statistics are needed")
+        own = read_layer_stats(stats, measured, index, device)
+        layer = MeasuredLayer(
+            checkpoint.layout,
+            {name: tensor.to(device) for name, tensor in weights.items()},
+            shrink_covariances(own, measured.tokens),
+            inv_freq,
+        )
+        smaller = compress_layer(layer, layout.layers[index])
+        if refitting is None:
+            return _stored(layout, index, weights, smaller)
+        fitted, leaves = refitting.refitted(index, layer.weights, smaller)
+        stored = _stored(layout, index, weights, fitted)
+        refitting.keep(index, stored, leaves)
+        return stored
+
+    with checkpoint.reader() as read, torch.inference_mode():
+        refitting = None
+        if tokens is not None:
+            model = reference(checkpoint, device=device)
+            refitting = Refitting(model, layout, read, tokens, directory.parent)
+        write_layer_shards(
+            directory, layout, make_layer, read, description="compress", progress=progress
+        )
+    card = compressed_card(checkpoint, plan, layout, measured, calibrated_on)
+    source = {
+        "tool": f"vllm-gac {version()}",
+        "methods": plan.methods,
+        # The only ways since there are no others; they tell models made before from one another.
+        "whitening": "kfac",
+        "prune_criterion": "obs",
+        "refitted": tokens is not None,
+        "expected_loss": plan.expected_loss,
+        **({"planned_for": types} if (types := plan.notes.get("types")) else {}),
+        "plan_sha256": hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
+        "model_config_sha256": checkpoint.config_sha256,
+        **base_model(checkpoint).recorded(),
+    }
+    _write_companions(checkpoint, plan, layout, source, card, directory)
+
+
+def _stored(
+    layout: ModelLayout,
+    index: int,
+    weights: Mapping[str, torch.Tensor],
+    smaller: Mapping[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """The `smaller` tensors of layer `index` of `layout`, in the dtypes of the dense `weights`."""
+    stored = {}
+    for full_name, shape in layout.layer_tensors(index):
+        name = full_name.removeprefix(f"model.layers.{index}.")
+        # Factors and up-projections, which are new, get the dtype of the dense linear layers.
+        origin = weights.get(name.replace(".B.bias", ".bias"), weights["self_attn.k_proj.weight"])
+        dtype = torch.float32 if name.endswith("rope_inv_freq") else origin.dtype
+        tensor = smaller[name].to("cpu", dtype).contiguous()
+        if tuple(tensor.shape) != shape:
+            raise PlanError(
+                f"{full_name}: {list(tensor.shape)} came out, {list(shape)} was planned"
+            )
+        stored[name] = tensor
+    return stored
+
+
+def _write_companions(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    layout: ModelLayout,
+    source: Mapping[str, Any],
+    card: str,
+    directory: Path,
+) -> None:
+    """Write the tokenizer and other companions, the plan, the config and the model `card`."""
+    copy_companions(checkpoint.directory, directory)
+    write_json(directory / "plan.json", plan.model_dump(mode="json"))
+    write_json(directory / "config.json", _config(checkpoint, layout, source))
+    write_text(directory / "README.md", card)
+
+
+def _config(
+    checkpoint: Checkpoint, layout: ModelLayout, source: Mapping[str, Any]
+) -> dict[str, Any]:
+    """config.json of the compressed model: that of the dense model, with changes."""
+    kept = {key: value for key, value in checkpoint.raw_config.items() if key != "auto_map"}
+    return kept | {
+        "architectures": [ARCHITECTURE],
+        "head_dim": layout.cache_head_dim,
+        "gac": layout.section(source),
+    }

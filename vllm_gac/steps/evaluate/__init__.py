@@ -1,0 +1,1 @@
+"""`vllm-gac evaluate`: perplexity, by the reference or by vLLM."""

@@ -1,0 +1,181 @@
+"""Perplexity of a model directory on text files, computed by vLLM in this process.
+
+The predicted tokens are those of `perplexity.py`. Loader, kernels, KV cache and dtype are those of
+a server.
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm import tqdm
+
+from vllm_gac.checkpoint.hub import model_directory
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.compression.reference_model import refuse_unknown_tokens
+from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.layout.names import LOAD_FORMAT
+from vllm_gac.steps.evaluate.perplexity import (
+    DEFAULT_SEQUENCE_LENGTH,
+    Perplexity,
+    checked,
+    exp_of_mean,
+    window_batches,
+)
+
+if TYPE_CHECKING:
+    from vllm import LLM, SamplingParams
+
+# Tokens of one step. vLLM keeps several copies of their logits in fp32 beside the model.
+_STEP_TOKENS = 2048
+# About how many tokens run at once. The KV cache has room for all of them; its blocks have at most
+# 128 tokens.
+_RUNNING_TOKENS, _BLOCK = 4096, 128
+
+
+def evaluate_engine(
+    model: str | Path,
+    texts: Sequence[str | Path],
+    *,
+    revision: str | None = None,
+    sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
+    max_tokens: int | None = None,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    progress: bool = False,
+) -> Perplexity:
+    """The perplexity of `model` on `texts`, by vLLM in this process.
+
+    The windows are those of `perplexity.py`. On a CPU nothing is compiled; on a
+    GPU the model runs in CUDA graphs, as in a server. `quantization` and `kv_cache_dtype` are
+    vLLM's options. vLLM keeps its memory until the process ends, so call this once per process.
+    Raises ModuleNotFoundError without vLLM, and
+    CheckpointError if vLLM cannot run `model`.
+    """
+    _configure_vllm()
+    import vllm  # noqa: F401 - if it is missing, this says so before the model is read
+
+    model = model_directory(model, revision)
+    checkpoint = checked(model)
+    length = min(sequence_length, checkpoint.config.max_position_embeddings)
+    tokens, by_text = window_batches(model, texts, length=length, max_tokens=max_tokens)
+    losses = engine_losses(
+        model,
+        checkpoint,
+        tokens,
+        length,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        progress=progress,
+    )
+    return Perplexity(*exp_of_mean(sum(losses), tokens), by_text)
+
+
+def engine_losses(
+    model: Path,
+    checkpoint: Checkpoint,
+    tokens: Sequence[torch.Tensor],
+    length: int,
+    *,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    eager: bool = False,
+    progress: bool = False,
+) -> list[float]:
+    """The loss in nats of each window, summed over its predicted tokens, by vLLM.
+
+    Args:
+        model: Directory of `checkpoint`.
+        checkpoint: What `checked` returned for it.
+        tokens: Batches of windows, [windows, at most `length`].
+        length: Tokens of the longest window.
+        quantization: As vLLM's --quantization.
+        kv_cache_dtype: As vLLM's --kv-cache-dtype.
+        eager: Whether nothing is compiled on a GPU either, which starts sooner.
+        progress: Whether to show a progress bar on stderr.
+
+    Raises:
+        CheckpointError: vLLM cannot run the model.
+        ModuleNotFoundError: vLLM is not installed.
+    """
+    _configure_vllm()
+    from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
+
+    for batch in tokens:
+        refuse_unknown_tokens(checkpoint.layout, batch)
+    score = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
+    eager = eager or current_platform.is_cpu()
+    # vLLM compiles its sampler even if the model is not compiled, which takes a CPU half a minute.
+    uncompiled = torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext()
+    try:
+        with uncompiled:
+            arguments = _engine_arguments(checkpoint, length)
+            llm = LLM(
+                str(model),
+                enforce_eager=eager,
+                use_tqdm_on_load=progress,
+                quantization=quantization,
+                kv_cache_dtype=kv_cache_dtype,
+                **arguments,
+            )
+            bar = tqdm(tokens, desc="evaluate", disable=not progress)
+            return [loss for batch in bar for loss in _negative_log_likelihoods(llm, score, batch)]
+    except GacError:
+        raise
+    except Exception as e:  # vLLM raises many types; VLLM_LOGGING_LEVEL=INFO shows its log
+        raise CheckpointError(f"{model}: vLLM cannot run it ({type(e).__name__}: {e})") from e
+
+
+def _configure_vllm() -> None:
+    """Set what vLLM and PyTorch read from the environment, unless the user has set it."""
+    # In a single process, errors arrive as they were raised, and little has to be started.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the result
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # Otherwise vLLM uses one thread for the model.
+    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+
+
+def _engine_arguments(checkpoint: Checkpoint, length: int) -> dict[str, Any]:
+    """Arguments of vLLM's `LLM`, with no more KV cache than windows of `length` tokens need."""
+    sequences = max(1, _RUNNING_TOKENS // length)
+    cached_tokens = sequences * (length + 1 + _BLOCK) + _BLOCK
+    overrides = {}
+    if length == checkpoint.config.max_position_embeddings:
+        # vLLM requires room for the one token that it generates after a prompt.
+        overrides["max_position_embeddings"] = length + 1
+    return {
+        "load_format": LOAD_FORMAT,
+        # As with the reference model, NaN weights make a NaN perplexity.
+        "model_loader_extra_config": {"finite_check": False},
+        "hf_overrides": overrides,
+        "max_model_len": length + 1,
+        "max_num_seqs": sequences,
+        "max_num_batched_tokens": _STEP_TOKENS,
+        "gpu_memory_utilization": 0.01,  # the share that must be free at the start, and no more
+        "kv_cache_memory_bytes": cached_tokens * checkpoint.layout.kv_elements * 4,  # fp32 at most
+        "enable_prefix_caching": False,
+        "skip_tokenizer_init": True,
+    }
+
+
+def _negative_log_likelihoods(
+    llm: "LLM", score: "SamplingParams", batch: torch.Tensor
+) -> list[float]:
+    """The loss in nats of each of a batch of windows [windows, length], over predicted tokens."""
+    prompts = [{"prompt_token_ids": window} for window in batch.tolist()]
+    return [
+        -float(
+            sum(
+                step[token].logprob
+                for token, step in zip(
+                    output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True
+                )
+            )
+        )
+        for output in llm.generate(prompts, score, use_tqdm=False)
+    ]

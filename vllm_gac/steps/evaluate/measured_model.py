@@ -1,0 +1,70 @@
+"""What a compressed model loses on text that was set aside: measured, and said by the model."""
+
+import logging
+from pathlib import Path
+
+from vllm_gac.checkpoint.atomic_files import write_json, write_text
+from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.compression.measured import HELD
+from vllm_gac.compression.reference_model import batches
+from vllm_gac.compression.statistics_file import check_stats, read_tokens
+from vllm_gac.steps.evaluate.compare import compared
+from vllm_gac.steps.measurement import Measurement
+
+logger = logging.getLogger(__name__)
+
+_SECTION = "\n## Measured\n"
+# From so much more perplexity on, tasks have lost much.
+_MUCH = 1.05
+
+
+def measure_model(
+    directory: Path, dense: Checkpoint, stats: Path | None, device: str, progress: bool
+) -> Measurement | None:
+    """Compare the compressed model in `directory` with the dense one, and write it down there.
+
+    Args:
+        directory: The model, whose config.json and card say then what was measured.
+        dense: The dense model.
+        stats: The statistics that it was made with; None: nothing was shrunk.
+        device: The torch device to compute on.
+        progress: Whether to show a progress bar on stderr.
+
+    Returns:
+        What was measured. None: no text was set aside, and the log says so.
+    """
+    if stats is None:
+        return None
+    measured = check_stats(stats, dense.layout, dense.config_sha256)
+    if not measured.held_tokens:
+        logger.warning(
+            "%s: no text was set aside, so that the model's loss is not measured; calibrate again, "
+            "or use 'vllm-gac evaluate --against'",
+            stats,
+        )
+        return None
+    longest = dense.config.max_position_embeddings
+    held = read_tokens(stats, measured, dense.layout, longest, HELD).long()
+    found = compared(open_checkpoint(directory), dense, [*batches(held)], {}, device, progress)
+    if found.ratio > _MUCH:
+        logger.warning(
+            "the perplexity is %.1f %% higher than the dense model's. Tasks lose far more than "
+            "perplexity says: answers are long, and each token has to be right. Keep more, or heal "
+            "the model, and measure it on your task",
+            100 * (found.ratio - 1),
+        )
+    measurement = Measurement(
+        ratio=round(found.ratio, 6),
+        interval=found.interval and [round(end, 6) for end in found.interval],
+        divergence=round(max(found.divergence, 0), 6),
+        agreement=round(found.agreement, 6),
+        tokens=found.tokens,
+    )
+    config = read_json(directory / "config.json")
+    config["gac"]["source"]["measured"] = measurement.model_dump(mode="json")
+    write_json(directory / "config.json", config)
+    card = (directory / "README.md").read_text().partition(_SECTION)[0]
+    said = f"On documents that were set aside of the calibration text: {measurement}."
+    write_text(directory / "README.md", f"{card}{_SECTION}\n{said}\n")
+    return measurement

@@ -1,0 +1,1 @@
+"""`vllm-gac heal`: training a compressed model."""

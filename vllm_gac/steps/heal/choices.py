@@ -1,0 +1,109 @@
+"""What a healing chooses by itself: whole weights or adapters, and the learning rate."""
+
+import logging
+import math
+from dataclasses import replace
+
+import torch
+
+from vllm_gac.checkpoint.dtypes import DTYPES
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.errors import HealingError
+from vllm_gac.healing.memory import Memory, chosen_rank, free_host_memory, memory, tokens_at_once
+from vllm_gac.healing.processes import Processes
+from vllm_gac.healing.schedule import Schedule, schedule
+from vllm_gac.healing.student import largest_adapter_rank
+from vllm_gac.steps.heal.inputs import HealInputs
+from vllm_gac.steps.heal.request import HealRequest
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_ADAPTER_RANK = 32
+
+
+def choices(
+    request: HealRequest, inputs: HealInputs, processes: Processes
+) -> tuple[HealRequest, Schedule, int]:
+    """The request with what is trained and the learning rate filled in; steps; tokens at once.
+
+    `train` is "full", or "lora" with the `lora_rank`. Raises HealingError if the request cannot be
+    met with these inputs, or in the memory of this machine.
+    """
+    gpu = _gpu_memory(processes)
+    fitting = tokens_at_once(inputs.student.layout, inputs.teacher.layout, gpu)
+    at_once = max(fitting, inputs.length)
+    rank = _adapter_rank(request, inputs, processes, at_once, gpu and gpu[0])
+    steps = schedule(
+        len(inputs.trained),
+        inputs.length,
+        request.tokens or inputs.trained.numel(),
+        request.batch_tokens,
+        request.learning_rate,
+        processes.count,
+        adapters=rank is not None,
+    )
+    chosen = replace(
+        request,
+        train="full" if rank is None else "lora",
+        lora_rank=rank,
+        learning_rate=steps.learning_rate,
+    )
+    return chosen, steps, at_once
+
+
+def _gpu_memory(processes: Processes) -> tuple[int, int] | None:
+    """The least bytes of a GPU that are free, and the least that it has; None on a CPU."""
+    if processes.device.type != "cuda":
+        return None
+    free, whole = torch.cuda.mem_get_info(processes.device)
+    return int(processes.least(free)), int(processes.least(whole))
+
+
+def _adapter_rank(
+    request: HealRequest, inputs: HealInputs, processes: Processes, at_once: int, free: int | None
+) -> int | None:
+    """The rank of the adapters that are trained; None if whole weights are."""
+    student, teacher, asked = inputs.student, inputs.teacher, request.lora_rank
+    most = largest_adapter_rank(student.layout)
+    rank = min(DEFAULT_ADAPTER_RANK, most) if asked is None else asked
+    stored = _weight_bytes(student), _weight_bytes(teacher)
+
+    def needed(of: int | None) -> Memory:
+        found = memory(student.layout, teacher.layout, stored, at_once, of, processes.count)
+        return found.with_averages_in_host_memory if request.offload else found
+
+    on_host = processes.least(free_host_memory()) / processes.on_this_host
+    chosen = chosen_rank(
+        request.train,
+        rank,
+        needed(None),
+        needed(rank),
+        free,
+        on_host if request.offload else math.inf,
+    )
+    logger.info("memory of the device: about %s", needed(chosen).described())
+    if chosen is None and asked is not None:
+        logger.warning(
+            "--lora-rank %d has no effect: whole weights are trained, because there is room for "
+            "them; --train lora trains adapters",
+            rank,
+        )
+    if chosen is not None and rank > most:
+        raise HealingError(
+            f"--lora-rank {rank}: no matrix of {student.directory} has an adapter of more than "
+            f"rank {most}; give {most} or less"
+        )
+    if chosen is not None and request.train == "auto":
+        logger.info(
+            "trains adapters of rank %d, because whole weights need %s",
+            rank,
+            needed(None).described(),
+        )
+    return chosen
+
+
+def _weight_bytes(checkpoint: Checkpoint) -> int:
+    """The bytes of one stored weight, as most of them have."""
+    infos = checkpoint.tensors.values()
+    stored = sum(math.prod(info.shape) * DTYPES[info.dtype].bytes for info in infos)
+    return round(stored / sum(math.prod(info.shape) for info in infos))

@@ -1,0 +1,140 @@
+"""What a healing reads: the model, its teacher and the text; and all that is refused about them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm_gac.checkpoint.open import Checkpoint, open_dense
+from vllm_gac.checkpoint.writer import fingerprint
+from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.shown import shown
+from vllm_gac.importers.open_any import open_any_format
+from vllm_gac.layout.rope import inverse_frequencies
+from vllm_gac.steps.calibrate.text import sha256_of, text_files
+from vllm_gac.steps.heal.request import HealRequest
+from vllm_gac.steps.heal.text import sequences
+from vllm_gac.steps.model_run import refuse_broken
+from vllm_gac.steps.rewritten import refuse_mixed
+from vllm_gac.texts.token_text import vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class HealInputs:
+    """What a healing reads.
+
+    Attributes:
+        student: The compressed model.
+        teacher: The dense model that it was made of.
+        trained: Token ids [count, length] to train on.
+        measured: Token ids [count, length] that are only measured.
+        record: What tells a run that goes on whether these are still the same.
+    """
+
+    student: Checkpoint
+    teacher: Checkpoint
+    trained: torch.Tensor
+    measured: torch.Tensor
+    record: dict[str, Any]
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        teacher: Path,
+        text: Sequence[str | Path],
+        held_out: Sequence[str | Path],
+        request: HealRequest,
+    ) -> "HealInputs":
+        """Open all of them. Raises CheckpointError if one cannot be used."""
+        student, dense = _student(directory), open_dense(teacher)
+        _check_teacher(student, dense)
+        texts, held_out_texts = text_files(text, "heal on"), text_files(held_out, "measure")
+        sums, held_out_sums = (
+            [sha256_of(path) for path in paths] for paths in (texts, held_out_texts)
+        )
+        _check_held_out(held_out_texts, held_out_sums, sums)
+        contexts = (model.config.max_position_embeddings for model in (student, dense))
+        length = min(request.sequence_length, *contexts)
+        trained, measured = sequences(student, texts, held_out_texts, length, request.tokens)
+        record = {
+            "model": fingerprint(student),
+            "teacher": fingerprint(dense),
+            "text": sums,
+            "held_out": held_out_sums,
+        }
+        return cls(student, dense, trained, measured, record)
+
+    @property
+    def length(self) -> int:
+        """Tokens of one sequence."""
+        return self.trained.shape[1]
+
+
+def _student(directory: Path) -> Checkpoint:
+    """The model to heal. Raises CheckpointError if it cannot be healed."""
+    format, student = open_any_format(directory)
+    refuse_broken(student)
+    if format == "dense":
+        raise CheckpointError(f"{directory}: is dense: nothing was lost that could be healed")
+    refuse_mixed(student, "heal")
+    if student.layout.experts:
+        raise CheckpointError(
+            f"{directory}: healing holds a layer's weights and their gradients, and was not tried "
+            "with experts; serve it as it is"
+        )
+    return student
+
+
+def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
+    """Raise CheckpointError unless `student` may have been made of `teacher`."""
+    for what, ours, theirs in (
+        ("layers", len(student.layout.layers), len(teacher.layout.layers)),
+        ("numbers in a hidden state", student.layout.hidden_size, teacher.layout.hidden_size),
+        ("tokens in the vocabulary", student.layout.vocab_size, teacher.layout.vocab_size),
+    ):
+        if ours != theirs:
+            raise CheckpointError(
+                f"{teacher.directory}: is not the model that {student.directory} was made of: "
+                f"{theirs} {what}, the compressed model has {ours}; give the right --teacher (a "
+                "model whose hidden states or vocabulary were padded is healed before it is padded)"
+            )
+    mine, dense, head_dim = student.config, teacher.config, teacher.layout.head_dim
+    frequencies = [inverse_frequencies(config.rope, head_dim) for config in (mine, dense)]
+    same_rope = torch.equal(*frequencies) and mine.rope.magnitude == dense.rope.magnitude
+    eps = mine.rms_norm_eps, dense.rms_norm_eps
+    for what, of_student, of_teacher, same in (
+        ("model_type", mine.model_type, dense.model_type, mine.model_type == dense.model_type),
+        ("RoPE", mine.rope, dense.rope, same_rope),
+        ("rms_norm_eps", *eps, eps[0] == eps[1]),
+    ):
+        if not same:
+            raise CheckpointError(
+                f"{teacher.directory}: is not the model that {student.directory} was made of: its "
+                f"{what} is {shown(of_teacher)}, the compressed model's {shown(of_student)}; give "
+                "the right --teacher"
+            )
+    tokenizer = teacher.directory / "tokenizer.json"
+    if tokenizer.is_file() and vocabulary(teacher.directory) != vocabulary(student.directory):
+        raise CheckpointError(
+            f"{tokenizer}: numbers its tokens otherwise than {student.directory}; give the right "
+            "--teacher"
+        )
+
+
+def _check_held_out(paths: Sequence[Path], sums: Sequence[str], trained: Sequence[str]) -> None:
+    """Raise CheckpointError if a text is both trained on and measured."""
+    if not paths and len(set(trained)) < len(trained):
+        raise CheckpointError(
+            "a --text is given twice; what is set aside of one of them would be trained on in the "
+            "other: give it once, with more --tokens for several passes, or give --held-out"
+        )
+    for path, found in zip(paths, sums, strict=True):
+        if found in trained:
+            raise CheckpointError(
+                f"{path}: is given as --held-out and has the bytes of a --text; what is trained on "
+                "cannot tell whether the model has become better: give other text, or leave out "
+                "--held-out"
+            )

@@ -1,0 +1,1 @@
+"""`compress --max-loss`: models are written and measured until one is near the loss."""

@@ -1,0 +1,73 @@
+"""What a model that was chosen by its loss says of itself, in config.json and on its card."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vllm_gac.checkpoint.atomic_files import write_json, write_text
+from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.steps.max_loss.attempt import Try
+
+_COLUMNS = ("expected loss", "perplexity higher by", "95 % interval")
+_SECTION = "\n## Asked for, and measured\n"
+
+
+def record(
+    directory: Path, asked: float, best: Try, tries: Sequence[Try], heal_tokens: int | None = None
+) -> None:
+    """Write into config.json and the card what was asked for, tried and measured.
+
+    Args:
+        directory: The chosen model.
+        asked: The most that its perplexity may be higher by, as a share.
+        best: What was measured of it, one of `tries`.
+        tries: All models that were written and measured.
+        heal_tokens: How many tokens each of them was healed on; None: they were not.
+    """
+    config = read_json(directory / "config.json")
+    config["gac"]["source"]["max_loss"] = as_recorded(asked, best, tries, heal_tokens)
+    write_json(directory / "config.json", config)
+    heads, healed = [*_COLUMNS, f"{best.minimized}, of dense", ""], ""
+    if heal_tokens is not None:
+        heads.insert(1, "before healing")
+        healed = (
+            f", each after a healing on {heal_tokens:,} tokens of other text (nothing stands under "
+            '"before healing" where that made a model no better, which then stayed as it was)'
+        )
+    table = [heads, ["---:"] * (len(heads) - 1) + ["---"]]
+    for one in tries:
+        before = "" if one.unhealed is None else f"{_points(one.unhealed)} %"
+        table.append(
+            [
+                f"{one.expected_loss:.4f}",
+                *([] if heal_tokens is None else [before]),
+                f"{_points(one.ratio)} %",
+                f"{_points(one.low)} to {_points(one.high)} %",
+                f"{one.size:.1%}",
+                "this model" if one is best else "",
+            ]
+        )
+    text = "\n".join(f"| {' | '.join(row)} |" for row in table)
+    write_text(
+        directory / "README.md",
+        (directory / "README.md").read_text().partition(_SECTION)[0]
+        + f"{_SECTION}\nAsked for: the model with the least {best.minimized} whose perplexity is "
+        f"at most {asked:.2%} higher than the dense model's. Measured on {best.tokens:,} tokens of "
+        f"held-out text{healed}:\n\n"
+        f"{text}\n",
+    )
+
+
+def as_recorded(
+    asked: float, best: Try, tries: Sequence[Try], heal_tokens: int | None = None
+) -> dict[str, Any]:
+    """What config.json says was asked for, tried and measured. The arguments are `record`'s."""
+    rows = [{key: value for key, value in asdict(one).items() if key != "layers"} for one in tries]
+    chosen = rows[list(tries).index(best)]
+    return {"asked": asked, "measured": chosen, "heal_tokens": heal_tokens, "tried": rows}
+
+
+def _points(ratio: float) -> str:
+    """By how many percent a perplexity is higher."""
+    return f"{100 * (ratio - 1):.2f}"

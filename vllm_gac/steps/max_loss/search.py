@@ -1,0 +1,181 @@
+"""The fastest or smallest model whose measured loss is within the asked one.
+
+A plan is made for an expected loss, the model is written and compared with the dense one on
+held-out text, and the next plan may lose more or less, until what is measured is near what was
+asked for. If models are to be healed, each is healed before it is measured. What was measured is
+kept in the workspace: a run that goes on begins with the model that was not measured yet, with what
+there is of it.
+"""
+
+import logging
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from vllm_gac.checkpoint.atomic_files import copy_file, write_json
+from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.writer import write_index
+from vllm_gac.errors import CheckpointError, PlanError
+from vllm_gac.planning.plan_file import Plan, read_plan
+from vllm_gac.planning.planner import measured_plan
+from vllm_gac.planning.problem import Problems
+from vllm_gac.planning.request import PlanRequest
+from vllm_gac.runs.workspace import remove_temporaries
+from vllm_gac.steps.evaluate.compare import MIN_WINDOWS, Comparison
+from vllm_gac.steps.max_loss.attempt import Try, described
+from vllm_gac.steps.max_loss.healed_attempts import HealingTries
+from vllm_gac.steps.max_loss.record import as_recorded, record
+
+logger = logging.getLogger(__name__)
+
+MAX_TRIES = 5
+# A measured loss is near enough if it is this share of the asked one. The next plan aims between.
+_NEAR, _AIM = 0.9, 0.95
+# One try changes the expected loss by this factor at most.
+_MAX_STEP = 4.0
+_TRIES = "tries.json"
+# In the directory of a try: what the plan made, and what healing made of that.
+_WRITTEN, _HEALED = "model", "healed"
+
+
+class Write(Protocol):
+    """Writes the model that a plan makes into a directory, or goes on with what is there of it."""
+
+    def __call__(self, plan: Plan, directory: Path) -> object: ...
+
+
+def reach_loss(
+    checkpoint: Checkpoint,
+    request: PlanRequest,
+    stats: Path,
+    workspace: Path,
+    write: Write,
+    measure: Callable[[Path], Comparison],
+    healing: HealingTries | None = None,
+) -> tuple[Plan, dict[str, Any]]:
+    """Write the fastest or smallest model that is measured to lose at most `request.max_loss`.
+
+    It becomes model/ in the `workspace`. With `healing`, models are healed before they are
+    measured. Returns its plan, and what config.json says of
+    the loss. Raises PlanError if no model is within the loss.
+    """
+    assert request.max_loss is not None
+    most = math.log1p(request.max_loss)
+    tries, problems = _measured_before(workspace), Problems(checkpoint)
+    while (allowed := next_expected(most, tries)) is not None:
+        share = min(math.expm1(allowed), 0.99)
+        plan = measured_plan(checkpoint, stats, replace(request, max_loss=share), problems)
+        layers = plan.model_dump(mode="json")["layers"]
+        if any(layers == before.layers for before in tries):
+            break  # the allowed loss is between those of two plans that follow one another
+        notes = {key: value for key, value in plan.notes.items() if key != "max_loss"}
+        directory = workspace / f"try-{len(tries)}"
+        (directory / _WRITTEN).mkdir(parents=True, exist_ok=True)
+        for begun in (directory, directory / _WRITTEN):
+            remove_temporaries(begun)  # of a run that was killed here
+        write(plan.model_copy(update={"notes": notes}), directory / _WRITTEN)
+        write_index(open_checkpoint(directory / _WRITTEN))
+        found, unhealed = _measured(measure, directory / _WRITTEN), None
+        if healing is not None and healing.heal(directory / _WRITTEN, directory / _HEALED):
+            copy_file(directory / _WRITTEN / "plan.json", directory / _HEALED / "plan.json")
+            found, unhealed = _measured(measure, directory / _HEALED), found.ratio
+        assert plan.nanoseconds is not None
+        assert plan.expected_loss is not None
+        assert found.interval is not None
+        held = plan.notes.get("bytes")
+        one = Try(
+            planned_for=allowed,
+            expected_loss=plan.expected_loss,
+            time=plan.nanoseconds.used / plan.nanoseconds.dense,
+            ratio=found.ratio,
+            low=found.interval[0],
+            high=found.interval[1],
+            tokens=found.tokens,
+            layers=layers,
+            unhealed=unhealed,
+            bytes=None if held is None else held["used"] / held["dense"],
+        )
+        tries.append(one)
+        write_json(workspace / _TRIES, {"tries": [asdict(each) for each in tries]})
+        if len(tries) == 1 and len(found.by_text) > 1:
+            logger.info("tokens of held-out text: %s", found.by_text)
+        logger.info("try %d: %s", len(tries), described(one))
+        _remove_all_but(_best(most, tries), tries, workspace)
+    best = _best(most, tries)
+    if best is None:
+        tried = "; ".join(map(described, tries))
+        raise PlanError(
+            f"--max-loss {request.max_loss:.2%}: no model was measured to lose so little, with the "
+            f"upper end of its interval ({tried}); allow more, or give more --held-out text"
+        )
+    directory, model = _product(workspace, tries, best), workspace / "model"
+    heal_tokens = None if healing is None else healing.tokens
+    if directory.exists():  # else it was moved before the run was stopped
+        remove_temporaries(directory)  # of a run that was killed here
+        record(directory, request.max_loss, best, tries, heal_tokens)
+        directory.rename(model)
+    plan = read_plan(model / "plan.json", checkpoint)
+    return plan, as_recorded(request.max_loss, best, tries, heal_tokens)
+
+
+def next_expected(most: float, tries: Sequence[Try]) -> float | None:
+    """The expected loss to plan for next; None if what was measured is near enough.
+
+    The measured loss is nearly in proportion to the expected one. Where that leads out of what
+    measurements allow, the middle of these is taken.
+
+    Args:
+        most: The asked loss, in nats per token.
+        tries: What was measured so far.
+    """
+    if not tries:
+        return most
+    within = [one for one in tries if math.log(one.high) <= most]
+    over = [one.planned_for for one in tries if math.log(one.high) > most]
+    if len(tries) == MAX_TRIES or any(math.log(one.high) >= _NEAR * most for one in within):
+        return None
+    last = tries[-1]
+    lost = max(math.log(last.high), most * _AIM / _MAX_STEP)
+    expected = last.planned_for * max(most * _AIM / lost, 1 / _MAX_STEP)
+    least, largest = max((o.planned_for for o in within), default=0.0), min(over, default=math.inf)
+    if least >= largest:
+        return None
+    if not least < expected < largest:
+        expected = math.sqrt(least * largest) if least else largest / _MAX_STEP
+    return expected
+
+
+def _measured_before(workspace: Path) -> list[Try]:
+    path = workspace / _TRIES
+    return [Try(**one) for one in read_json(path)["tries"]] if path.exists() else []
+
+
+def _measured(measure: Callable[[Path], Comparison], directory: Path) -> Comparison:
+    """Compare a model with the dense one. Raises CheckpointError if there is too little text."""
+    found = measure(directory)
+    if found.interval is None:
+        raise CheckpointError(
+            f"held-out text of {found.tokens:,} tokens: too little to tell how sure its loss "
+            f"is; give --held-out with {MIN_WINDOWS} sequences or more"
+        )
+    return found
+
+
+def _product(workspace: Path, tries: Sequence[Try], one: Try) -> Path:
+    """The directory that was measured last of a try."""
+    return workspace / f"try-{tries.index(one)}" / (_WRITTEN if one.unhealed is None else _HEALED)
+
+
+def _best(most: float, tries: Sequence[Try]) -> Try | None:
+    within = [one for one in tries if math.log(one.high) <= most]
+    return min(within, key=lambda one: (one.size, one.high), default=None)
+
+
+def _remove_all_but(best: Try | None, tries: Sequence[Try], workspace: Path) -> None:
+    for number, one in enumerate(tries):
+        if one is not best:
+            shutil.rmtree(workspace / f"try-{number}", ignore_errors=True)

@@ -1,0 +1,1 @@
+"""`vllm-gac repair`: dims padded to aligned ones."""
