@@ -1,6 +1,5 @@
 """What fits into a GPU is trained, and what does not fit is refused with the arithmetic."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from vllm_gac.healing.memory import chosen_rank, memory, tokens_at_once
 from vllm_gac.layout.dims import layout_of
 
 GB = 10**9
-QUALITY = Path(__file__).parents[2] / "benchmarks" / "results" / "quality"
 LLAMA3_8B = layout_of(
     config(
         hidden_size=4096,
@@ -23,6 +21,18 @@ LLAMA3_8B = layout_of(
         head_dim=128,
         vocab_size=128256,
     )
+)
+# GB that healing took at its most at 8B's shape, of which 80 % of the parameters are kept: the GPU
+# and how many of them, the rank of adapters, whether the averages are in host memory. The pages
+# that have these numbers are of commit 60b1e14 (benchmarks/results/quality).
+MEASURED = (
+    ("H200", 1, None, False, 114.26),
+    ("H200", 1, None, True, 71.87),
+    ("H200", 1, 32, False, 38.94),
+    ("H100", 1, None, True, 71.46),
+    ("H100", 1, 32, False, 41.03),
+    ("H100", 2, None, False, 71.85),
+    ("H100", 2, 32, False, 40.65),
 )
 WHOLE, LORA = (memory(LLAMA3_8B, LLAMA3_8B, (2, 2), 8192, rank) for rank in (None, 32))
 
@@ -78,17 +88,15 @@ def test_what_does_not_fit_is_refused_with_its_parts() -> None:
         chosen_rank("auto", 32, WHOLE, LORA, 24 * GB)
 
 
-def test_what_was_measured_is_expected_with_some_to_spare(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("gpu", "processes", "rank", "offloaded", "measured"), MEASURED)
+def test_what_was_measured_is_expected_with_some_to_spare(
+    gpu: str, processes: int, rank: int | None, offloaded: bool, measured: float, tmp_path: Path
+) -> None:
     layouts = write_models(tmp_path)
-    for machine in ("h200", "h100", "offloaded_h100", "h100_x2"):
-        result = json.loads((QUALITY / f"healing_eight_billion_{machine}.json").read_text())
-        assert layouts["gac"].parameters == result["parameters"][0]
-        for way, found in result["rows"].items():
-            rank, processes = 32 if "adapters" in way else None, result.get("processes", 1)
-            needed = memory(layouts["gac"], layouts["dense"], (2, 2), 8192, rank, processes)
-            if "offloaded" in way:
-                needed = needed.with_averages_in_host_memory
-            assert 3 * GB < needed.total - GB * found["gpu_gb"] < 10 * GB
+    needed = memory(layouts["gac"], layouts["dense"], (2, 2), 8192, rank, processes)
+    if offloaded:
+        needed = needed.with_averages_in_host_memory
+    assert 3 * GB < needed.total - GB * measured < 10 * GB
 
 
 def test_small_models_run_more_tokens_at_once_within_an_eighth_of_the_gpu() -> None:

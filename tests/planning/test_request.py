@@ -20,7 +20,7 @@ from vllm_gac.planning.request import PlanRequest
         ("methods", (), r"methods \(\): expected some of heads, prune, lowrank"),
         ("methods", "heads", "methods heads: expected some of heads, prune, lowrank"),
         ("methods", ("heads", "svd"), "expected some of heads, prune, lowrank"),
-        ("align", "exact", "align exact: expected one of none, minimal, optimal"),
+        ("align", "exact", "align exact: expected one of none, minimal"),
         ("key_group", 3, "key_group 3: expected one of 1, 2"),
         ("tensor_parallel_size", 0, "tensor_parallel_size 0: expected an integer of at least 1"),
         (
