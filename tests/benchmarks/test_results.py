@@ -37,9 +37,14 @@ def result(**changes: Any) -> Result:
     return Result(**fields | changes)
 
 
+def words(page: str) -> int:
+    """Of a page, without the bars between cells."""
+    return len(page.replace("|", " ").split())
+
+
 def test_there_are_few_results_and_pages_are_short() -> None:
     assert len(RESULTS) <= MAX_RESULTS
-    long = [name for name, r in RESULTS.items() if len(page(name, r).split()) > MAX_WORDS]
+    long = [name for name, r in RESULTS.items() if words(page(name, r)) > MAX_WORDS]
     assert not long
 
 
