@@ -25,12 +25,12 @@ from vllm_gac.kernels.copy_columns import copy_columns
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.decode.tiling import tiling_of
 from vllm_gac.kernels.decode.warmup import DecodeKind
-from vllm_gac.kernels.few_tokens.launch import gated_linears, linears
-from vllm_gac.kernels.few_tokens.tiling import Tiling, faster_than_cublas
 from vllm_gac.kernels.gather_context import KeyValueSource, gather_rows
 from vllm_gac.kernels.gpu_limits import HOPPER, converts_e4m3, shared_memory
 from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
 from vllm_gac.kernels.silu_mul import silu_mul
+from vllm_gac.kernels.skinny_gemm.launch import gated_linears, linears
+from vllm_gac.kernels.skinny_gemm.tiling import Tiling, faster_than_cublas
 from vllm_gac.kernels.swiglu import swiglu_linear
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
@@ -156,7 +156,7 @@ def launch_the_others(kind: DecodeKind) -> None:
         swiglu_linear(on_no_device(batch, 256), on_no_device(2 * 4096, 256))
 
 
-def launch_few_tokens(capability: tuple[int, int]) -> None:
+def launch_skinny_gemm(capability: tuple[int, int]) -> None:
     """Launch linears of a few tokens: on Hopper by every tiling that serves, elsewhere by two."""
     shapes = {"o": ([4096], [1600], False), "down": ([1600], [4096], False),
               "qkv": ([4096, 1024, 1024], [1600, 640, 640], False),
@@ -213,7 +213,7 @@ def test_every_kernel_compiles_and_the_gpu_has_room(
             launch_decode(kind)
         for kind in kinds:
             launch_the_others(kind)
-        launch_few_tokens(capability)
+        launch_skinny_gemm(capability)
     names = {"split_kv", "latent_split_kv", "merge", "_write", "_rotate", "_gather", "_copy"}
     assert {kernel.name for kernel in kernels} == names | {
         "_swiglu",

@@ -15,11 +15,11 @@ from tests.kernels.no_gpu import NoGpu
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.decode.schedule import sequence_bound
 from vllm_gac.kernels.decode.warmup import DecodeKind, warmup
-from vllm_gac.kernels.few_tokens.launch import gated_linears, linears
-from vllm_gac.kernels.few_tokens.tiling import MAX_TILES, faster_than_cublas
-from vllm_gac.kernels.few_tokens.tiling import MAX_TOKENS as FEW_TOKENS
-from vllm_gac.kernels.few_tokens.warmup import LaunchKind
-from vllm_gac.kernels.few_tokens.warmup import warmup as compile_few_tokens
+from vllm_gac.kernels.skinny_gemm.launch import gated_linears, linears
+from vllm_gac.kernels.skinny_gemm.tiling import MAX_TILES, faster_than_cublas
+from vllm_gac.kernels.skinny_gemm.tiling import MAX_TOKENS as SKINNY_MAX_TOKENS
+from vllm_gac.kernels.skinny_gemm.warmup import LaunchKind
+from vllm_gac.kernels.skinny_gemm.warmup import warmup as compile_skinny_gemm
 from vllm_gac.kernels.swiglu import swiglu_linear
 from vllm_gac.kernels.swiglu_limits import MAX_TOKENS
 from vllm_gac.kernels.torch_reference import LatentKeys
@@ -148,7 +148,7 @@ LAUNCHES = [
 def test_no_linear_of_few_tokens_needs_a_kernel_that_was_not_compiled_ahead(
     compiled: list[str],
 ) -> None:
-    count = compile_few_tokens(LAUNCHES, 8192, CPU)
+    count = compile_skinny_gemm(LAUNCHES, 8192, CPU)
     ahead = set(compiled)
     assert len(ahead) == count
     # Sizes of linears are no part of a kernel, so there are fewer than tokens and linears.
@@ -159,7 +159,7 @@ def test_no_linear_of_few_tokens_needs_a_kernel_that_was_not_compiled_ahead(
             torch.empty(rows, 1, dtype=kind.dtype).expand(-1, width)
             for rows, width in zip(kind.features, kind.widths, strict=True)
         ]
-        for tokens in range(1, FEW_TOKENS + 2):
+        for tokens in range(1, SKINNY_MAX_TOKENS + 2):
             tiling = faster_than_cublas(tokens, kind.features, kind.widths, kind.is_gated)
             x = torch.empty(tokens, sum(kind.widths), dtype=kind.dtype)
             if tiling is not None and kind.is_gated:
@@ -170,7 +170,7 @@ def test_no_linear_of_few_tokens_needs_a_kernel_that_was_not_compiled_ahead(
 
 
 def test_what_no_batch_reaches_is_not_compiled(compiled: list[str]) -> None:
-    compile_few_tokens(LAUNCHES[:1], 1, CPU)
+    compile_skinny_gemm(LAUNCHES[:1], 1, CPU)
     assert len(set(compiled)) == 1
 
 

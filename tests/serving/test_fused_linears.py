@@ -12,7 +12,7 @@ pytest.importorskip("vllm")
 from vllm.model_executor.model_loader import reload
 
 from vllm_gac.kernels import silu_mul
-from vllm_gac.kernels.few_tokens import launch as kernel
+from vllm_gac.kernels.skinny_gemm import launch as kernel
 from vllm_gac.serving.model import fused_linears
 from vllm_gac.serving.model.fused_linears import FusedLinears
 from vllm_gac.serving.model.linear import LowRankLinear, UpFactor, project, project_gated

@@ -9,7 +9,7 @@ that give the keys, and the value of one token and one value head (layout/cache_
     gather_context, copy_columns    bring context and heads into the form that prefill kernels take
     swiglu                          gate and up projections of a small batch, with their activation
     swiglu_limits                   for which of them that is faster
-    few_tokens/                     linear layers of a few tokens: low-rank factors, several at once
+    skinny_gemm/                    linear layers of a few tokens: low-rank factors, several at once
     silu_mul                        the activation of gate and up that are two tensors
     fp8_rows, fp8_limits            what is between FP8 linear layers, and which of them it takes
     on_all_cores                    compiles kernels on all cores

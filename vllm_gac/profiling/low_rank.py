@@ -7,14 +7,14 @@ import torch
 from torch.nn.functional import linear
 
 from vllm_gac.gpu.profile import LowRankTime
-from vllm_gac.kernels.few_tokens.launch import faster_tiling, gated_linears, linears
-from vllm_gac.kernels.few_tokens.tiling import MAX_TILES, MAX_TOKENS
-from vllm_gac.kernels.few_tokens.warmup import LaunchKind, warmup
 from vllm_gac.kernels.gpu_limits import is_hopper
 from vllm_gac.kernels.silu_mul import silu_mul
+from vllm_gac.kernels.skinny_gemm.launch import faster_tiling, gated_linears, linears
+from vllm_gac.kernels.skinny_gemm.tiling import MAX_TILES, MAX_TOKENS
+from vllm_gac.kernels.skinny_gemm.warmup import LaunchKind, warmup
 from vllm_gac.profiling.weights import copies_past_l2, microseconds_in_turn, random_matrix
 
-# Where tilings change (kernels/few_tokens/tiling.py), and between.
+# Where tilings change (kernels/skinny_gemm/tiling.py), and between.
 _TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, MAX_TOKENS)
 _QUICK_TOKENS = (1, 16, 64, MAX_TOKENS)
 
@@ -98,7 +98,7 @@ class Factors:
 
         Args:
             x: [tokens, in].
-            counters: as for `kernels.few_tokens.launch.linears`.
+            counters: as for `kernels.skinny_gemm.launch.linears`.
         """
         down, ups = faster_tiling(x, [self.down], False), self.ups
         latents = linear(x, self.down) if down is None else linears(x, [self.down], down, counters)

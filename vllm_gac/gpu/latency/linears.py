@@ -1,7 +1,7 @@
 """Predicted time of linear layers that share one input, whole or of low rank.
 
 Whole linear layers are one GEMM. The two factors of a low-rank linear are GEMMs, too. But a server
-runs some of them by our own kernels if there are few tokens: factors by kernels/few_tokens/, which
+runs some of them by our own kernels if there are few tokens: factors by kernels/skinny_gemm/, which
 computes several at once, and whole gate and up with SwiGLU by kernels/swiglu.py. Their times follow
 a law (launch_times.py) that is fitted to what a profile has measured of linear layers as served. Of
 low-rank linear layers, what cuBLAS computes is subtracted before.
@@ -20,7 +20,7 @@ from vllm_gac.gpu.latency.launch_times import LaunchTimes, MeasuredLaunches
 from vllm_gac.gpu.latency.passes import pass_microseconds
 from vllm_gac.gpu.profile import Dtype, GpuProfile, LowRankTime
 from vllm_gac.kernels import fp8_limits
-from vllm_gac.kernels.few_tokens.tiling import faster_than_cublas
+from vllm_gac.kernels.skinny_gemm.tiling import faster_than_cublas
 from vllm_gac.kernels.swiglu_limits import is_within_limits
 from vllm_gac.layout.rounding import GRANULE
 

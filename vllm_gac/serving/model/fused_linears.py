@@ -21,7 +21,7 @@ from vllm.model_executor.layers.linear import (
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
-    from vllm_gac.kernels.few_tokens.tiling import Tiling
+    from vllm_gac.kernels.skinny_gemm.tiling import Tiling
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
@@ -42,7 +42,7 @@ class FusedLinears(nn.Module):
         self.is_plain = current_platform.is_cuda() and all(map(is_plain, linears))
         count = 0
         if self.is_plain:
-            from vllm_gac.kernels.few_tokens.tiling import MAX_TILES
+            from vllm_gac.kernels.skinny_gemm.tiling import MAX_TILES
 
             count = MAX_TILES
         # A buffer, so that vLLM's sleep mode keeps the zeros. No checkpoint has it, so there is
@@ -66,7 +66,7 @@ class FusedLinears(nn.Module):
         tiling = self._tiling(x, is_gated=False)
         if tiling is None:
             return None
-        from vllm_gac.kernels.few_tokens.launch import linears
+        from vllm_gac.kernels.skinny_gemm.launch import linears
 
         out = linears(x, [linear.weight for linear in self.linears], tiling, self.counters)
         last = self.linears[-1]
@@ -79,7 +79,7 @@ class FusedLinears(nn.Module):
         tiling = self._tiling(x, is_gated=True)
         if tiling is None:
             return None
-        from vllm_gac.kernels.few_tokens.launch import gated_linears
+        from vllm_gac.kernels.skinny_gemm.launch import gated_linears
 
         gate, up = self.linears
         return gated_linears(x, gate.weight, up.weight, tiling)
@@ -87,21 +87,21 @@ class FusedLinears(nn.Module):
     def _tiling(self, x: torch.Tensor, is_gated: bool) -> "Tiling | None":
         if not self.may_compute(x):
             return None
-        from vllm_gac.kernels.few_tokens.launch import faster_tiling
+        from vllm_gac.kernels.skinny_gemm.launch import faster_tiling
 
         return faster_tiling(x, [linear.weight for linear in self.linears], is_gated)
 
 
-def warmup(model: nn.Module, most_tokens: int) -> None:
-    """Compile what the linear layers of `model` run on with up to `most_tokens` tokens.
+def warmup(model: nn.Module, max_tokens: int) -> None:
+    """Compile what the linear layers of `model` run on with up to `max_tokens` tokens.
 
     Otherwise the first request with so many tokens would wait, or the capture of its CUDA graph.
     """
     launches = [x for x in model.modules() if isinstance(x, FusedLinears) and x.is_plain]
     if not launches:
         return
-    from vllm_gac.kernels.few_tokens.warmup import LaunchKind, warmup
     from vllm_gac.kernels.gpu_limits import is_hopper
+    from vllm_gac.kernels.skinny_gemm.warmup import LaunchKind, warmup
 
     device = launches[0].counters.device
     if not is_hopper(device):
@@ -111,7 +111,7 @@ def warmup(model: nn.Module, most_tokens: int) -> None:
         features, widths = zip(*(linear.weight.shape for linear in launch.linears), strict=True)
         kinds.add(LaunchKind(features, widths, launch.is_gated, launch.linears[0].weight.dtype))
     start = time.perf_counter()
-    count = warmup(kinds, most_tokens, device)
+    count = warmup(kinds, max_tokens, device)
     seconds = time.perf_counter() - start
     if seconds > 1:
         logger.info("Compiled %d kernels of low-rank linears in %.1f s", count, seconds)

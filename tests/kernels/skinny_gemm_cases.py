@@ -1,6 +1,6 @@
 """Random linears of a few tokens, computed by the kernel and by torch.
 
-    python -m tests.kernels.few_tokens_cases
+    python -m tests.kernels.skinny_gemm_cases
 
 compares the results in Triton's interpreter (TRITON_INTERPRET=1).
 """
@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from vllm_gac.kernels.few_tokens.launch import gated_linears, linears
-from vllm_gac.kernels.few_tokens.tiling import Tiling
 from vllm_gac.kernels.gpu_limits import HOPPER
 from vllm_gac.kernels.silu_mul import silu_mul
+from vllm_gac.kernels.skinny_gemm.launch import gated_linears, linears
+from vllm_gac.kernels.skinny_gemm.tiling import Tiling
 
 CASES = 12
 _NAN = float("nan")

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from tests.kernels.few_tokens_cases import CASES, check, check_activation
 from tests.kernels.interpreter import run_interpreted
-from vllm_gac.kernels.few_tokens.launch import faster_tiling
-from vllm_gac.kernels.few_tokens.tiling import MAX_TILES, Tiling, faster_than_cublas
+from tests.kernels.skinny_gemm_cases import CASES, check, check_activation
+from vllm_gac.kernels.skinny_gemm.launch import faster_tiling
+from vllm_gac.kernels.skinny_gemm.tiling import MAX_TILES, Tiling, faster_than_cublas
 
 
 @pytest.mark.slow
 def test_kernels_match_torch_in_tritons_interpreter() -> None:
-    assert run_interpreted("tests.kernels.few_tokens_cases").count("checked") == CASES
+    assert run_interpreted("tests.kernels.skinny_gemm_cases").count("checked") == CASES
 
 
 def test_it_is_for_gpus_it_was_measured_on() -> None:

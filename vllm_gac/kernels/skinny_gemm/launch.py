@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import triton
 
-from vllm_gac.kernels.few_tokens.gemm import skinny_gemm
-from vllm_gac.kernels.few_tokens.gemv import skinny_gemv
-from vllm_gac.kernels.few_tokens.tiling import MAX_LINEARS, Tiling, faster_than_cublas
 from vllm_gac.kernels.gpu_limits import is_hopper
+from vllm_gac.kernels.skinny_gemm.gemm import skinny_gemm
+from vllm_gac.kernels.skinny_gemm.gemv import skinny_gemv
+from vllm_gac.kernels.skinny_gemm.tiling import MAX_LINEARS, Tiling, faster_than_cublas
 
 
 def faster_tiling(

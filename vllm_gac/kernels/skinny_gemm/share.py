@@ -9,7 +9,7 @@ _LINE = tl.constexpr(64)
 
 
 @triton.jit
-def own_tile(
+def program_tile(
     tile,
     weight_0,
     weight_1,

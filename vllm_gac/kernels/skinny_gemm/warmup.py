@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_gac.kernels.few_tokens.launch import gated_linears, linears
-from vllm_gac.kernels.few_tokens.tiling import MAX_TOKENS, Tiling, faster_than_cublas
 from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
+from vllm_gac.kernels.skinny_gemm.launch import gated_linears, linears
+from vllm_gac.kernels.skinny_gemm.tiling import MAX_TOKENS, Tiling, faster_than_cublas
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,17 @@ class LaunchKind:
     is_gated: bool
     dtype: torch.dtype
 
-    def tilings(self, most_tokens: int) -> set[Tiling]:
-        """Those of launches of 1..most_tokens tokens for which ours is faster than cuBLAS."""
+    def tilings(self, max_tokens: int) -> set[Tiling]:
+        """Those of launches of 1..max_tokens tokens for which ours is faster than cuBLAS."""
         found = (
             faster_than_cublas(tokens, self.features, self.widths, self.is_gated)
-            for tokens in range(1, min(most_tokens, MAX_TOKENS) + 1)
+            for tokens in range(1, min(max_tokens, MAX_TOKENS) + 1)
         )
         return {tiling for tiling in found if tiling is not None}
 
 
-def warmup(kinds: Iterable[LaunchKind], most_tokens: int, device: torch.device) -> int:
-    """Compile what launches of 1..most_tokens tokens of each of `kinds` run; return how many.
+def warmup(kinds: Iterable[LaunchKind], max_tokens: int, device: torch.device) -> int:
+    """Compile what launches of 1..max_tokens tokens of each of `kinds` run; return how many.
 
     Many kinds share their kernels, because a kernel does not depend on the sizes of the linear
     layers.
@@ -41,7 +41,7 @@ def warmup(kinds: Iterable[LaunchKind], most_tokens: int, device: torch.device) 
     needed = {
         (len(kind.features), kind.is_gated, kind.dtype, tiling)
         for kind in kinds
-        for tiling in kind.tilings(most_tokens)
+        for tiling in kind.tilings(max_tokens)
     }
     with compiling_on_all_cores():
         for linears_at_once, is_gated, dtype, tiling in needed:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from vllm_gac.kernels.few_tokens.share import fetch, own_tile
+from vllm_gac.kernels.skinny_gemm.share import fetch, program_tile
 
 
 @triton.jit(
@@ -45,7 +45,7 @@ def skinny_gemv(
     """One program: FEATURES features."""
     if EARLY:
         gdc_launch_dependents()
-    feature, known, width, first, second, x_column, out_column = own_tile(
+    feature, known, width, first, second, x_column, out_column = program_tile(
         tl.program_id(0), weight_0, weight_1, weight_2, k0_div8, k1_div8, k2_div8,
         features_0, features_1, features_2, LINEARS, GATED, FEATURES,
     )  # fmt: skip
