@@ -16,7 +16,7 @@ from loadtest.ab.keeper import kept
 from loadtest.errors import LoadTestError
 from loadtest.runs.access import get
 from loadtest.runs.target import Target
-from vllm_gac.errors.shown import sentence
+from vllm_gac.errors.sanitize import sentence
 
 
 @contextlib.contextmanager

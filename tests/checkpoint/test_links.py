@@ -13,7 +13,7 @@ from tests.support.hub import cached, files_of
 from tests.support.state_dicts import write_bin
 from vllm_gac.checkpoint.locate import INDEX_FILE
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.checkpoint.writer import companions_of, write_index
+from vllm_gac.checkpoint.writer import auxiliary_files, write_index
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_source
 from vllm_gac.texts.token_text import windows
@@ -44,7 +44,7 @@ READERS: list[tuple[str, Read]] = [
     (INDEX_FILE, open_checkpoint),
     ("pytorch_model.bin", open_checkpoint),
     ("tokenizer.json", text),
-    ("tokenizer.json", companions_of),
+    ("tokenizer.json", auxiliary_files),
     ("chat_template.jinja", chat),
     ("tokenizer_config.json", chat),
 ]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_gac.checkpoint.regular_files import unchanging
+from vllm_gac.checkpoint.regular_files import open_pinned
 from vllm_gac.checkpoint.strict_json import parse_json, read_json
 from vllm_gac.errors import CheckpointError, PlanError
 
@@ -63,7 +63,7 @@ def test_the_size_limit_is_exact_and_can_be_raised(tmp_path: Path) -> None:
 def test_what_libraries_open_by_name_is_what_was_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"good")
-    with unchanging(path) as same:
+    with open_pinned(path) as same:
         path.unlink()
         path.write_bytes(b"evil")
         assert same.read_bytes() == b"good"

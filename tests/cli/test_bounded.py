@@ -14,7 +14,7 @@ from tests.support.command import error
 from tests.support.dense_models import tokenizer
 from tests.support.model_files import config, gac_config, write_model
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.writer import companions_of, copy_companions
+from vllm_gac.checkpoint.writer import auxiliary_files, copy_auxiliary_files
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.schema import HfConfig
@@ -89,12 +89,12 @@ def test_what_lies_beside_a_model_is_copied_up_to_a_size(name: str, tmp_path: Pa
     model = write_model(tmp_path / "model", gac_config())
     (model / "NOTICE").write_text("kept")
     (tmp_path / "out").mkdir()
-    copy_companions(model, tmp_path / "out")
+    copy_auxiliary_files(model, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["NOTICE"]
     with (model / name).open("wb") as file:
         os.truncate(file.fileno(), 1 << 40)
     with pytest.raises(CheckpointError, match=f"{name}: 1099511627776"):
-        companions_of(model)
+        auxiliary_files(model)
 
 
 def test_and_up_to_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,24 +9,24 @@ from tests.compression.methods.one_layer import OneLayer, one_layer
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.methods.prune import prune_channels, prune_order
-from vllm_gac.compression.outliers import shares, size_limit
+from vllm_gac.compression.outliers import clip_weights, size_limit
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import mlp_activations
-from vllm_gac.compression.refit import Streams, leaving, refit_layer
+from vllm_gac.compression.refit import Streams, layer_output, refit_layer
 
 
 def test_only_tokens_beyond_the_limit_are_scaled() -> None:
     rows = torch.randn(1000, 20, generator=torch.Generator().manual_seed(0))
     limit = size_limit(rows)
-    assert bool((shares(rows, limit) == 1).all())
+    assert bool((clip_weights(rows, limit) == 1).all())
     rows[3] *= 500
-    scaled = rows * shares(rows, limit)
+    scaled = rows * clip_weights(rows, limit)
     assert float(scaled[3].norm()) == pytest.approx(float(limit), rel=1e-5)
     assert torch.equal(scaled[4:], rows[4:])
     torch.testing.assert_close(size_limit(rows), limit, rtol=0.02, atol=0)
     silent = torch.zeros(9, 4)
     silent[0] = 1
-    assert torch.equal(silent * shares(silent, size_limit(silent)), silent)
+    assert torch.equal(silent * clip_weights(silent, size_limit(silent)), silent)
 
 
 def test_a_massive_token_does_not_raise_the_error_of_ordinary_ones() -> None:
@@ -47,7 +47,7 @@ def test_a_massive_token_does_not_raise_the_error_of_ordinary_ones() -> None:
 
     undisturbed = error(rows)
     assert error(massive) > 2 * undisturbed  # what the limit is for
-    assert error(massive * shares(massive, size_limit(massive))) < 1.2 * undisturbed
+    assert error(massive * clip_weights(massive, size_limit(massive))) < 1.2 * undisturbed
 
 
 def with_a_sink(layer: OneLayer) -> tuple[OneLayer, torch.Tensor]:
@@ -76,8 +76,8 @@ def test_calibration_is_not_led_by_a_sink() -> None:
 
     def error(of: MeasuredLayer) -> float:
         small = compress_layer(of, target)
-        left = leaving(model, layer.dense, weights, hidden)[:, 1:]
-        return float((leaving(model, target, small, hidden)[:, 1:] - left).square().mean())
+        left = layer_output(model, layer.dense, weights, hidden)[:, 1:]
+        return float((layer_output(model, target, small, hidden)[:, 1:] - left).square().mean())
 
     measured = MeasuredLayer(layer.layout, weights, stats, model.inv_freq)
     best = replace(measured, covariances={**stats, "mlp.down_proj": ordinary["mlp.down_proj"]})
@@ -94,7 +94,7 @@ def test_a_refit_is_not_led_by_a_sink() -> None:
     after, dense = refit_layer(layer.model, 0, layer.weights, target, before, given)
 
     def error(weights: dict[str, torch.Tensor]) -> float:
-        small = leaving(layer.model, target, weights, many)
+        small = layer_output(layer.model, target, weights, many)
         return float((small - dense)[:, 1:].square().mean())
 
     assert error(after) < 1.05 * error(before)

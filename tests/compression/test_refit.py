@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from tests.compression.methods.one_layer import OneLayer, one_layer
-from vllm_gac.compression.refit import Streams, leaving, refit_layer
+from vllm_gac.compression.refit import Streams, layer_output, refit_layer
 from vllm_gac.layout.dims import LayerLayout
 
 
@@ -23,8 +23,8 @@ def error(
     layer: OneLayer, target: LayerLayout, weights: dict[str, torch.Tensor], given: Streams
 ) -> float:
     """The mean squared difference of what leaves the compressed layer and the dense one."""
-    dense = leaving(layer.model, layer.dense, layer.weights, given.dense)
-    small = leaving(layer.model, target, weights, given.small)
+    dense = layer_output(layer.model, layer.dense, layer.weights, given.dense)
+    small = layer_output(layer.model, target, weights, given.small)
     return float((dense - small).square().mean())
 
 
@@ -55,7 +55,7 @@ def test_what_cannot_be_fitted_stays_as_it_is() -> None:
     same = streams(layer, 0.0, 0)
     after, left = refit_layer(layer.model, 0, dense, layer.dense, dense, same)
     assert all(torch.equal(after[name], dense[name]) for name in dense)
-    torch.testing.assert_close(left, leaving(layer.model, layer.dense, dense, same.dense))
+    torch.testing.assert_close(left, layer_output(layer.model, layer.dense, dense, same.dense))
     # What is missing has nothing to do with what the layer gets.
     noise = torch.randn(same.dense.shape, generator=torch.Generator().manual_seed(3)).double()
     unrelated = Streams(same.dense, same.small + 1e-3 * noise)

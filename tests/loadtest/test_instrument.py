@@ -33,7 +33,7 @@ HELD_BACK = 0.02
 
 
 @dataclass(frozen=True)
-class Trial:
+class Attempt:
     """A run, and what really happened, in seconds of the run.
 
     arrived [request] and sent [request, token] are when the mock had the request and sent each
@@ -71,7 +71,7 @@ class Trial:
         return None
 
 
-def trial(schedule: Path, directory: Path) -> Trial:
+def trial(schedule: Path, directory: Path) -> Attempt:
     directory.mkdir()
     log = directory / "sent.jsonl"
     mock = [*PRIORITY, sys.executable, "-m", "loadtest", "mock", "--port", "0", "--log", str(log)]
@@ -93,7 +93,7 @@ def trial(schedule: Path, directory: Path) -> Trial:
     run = load_run(directory / "run")
     assert [record.error for record in run.records] == [None] * len(run.schedule.requests)
     arrived, sent = what_happened(run, log)
-    return Trial(run, arrived, sent, float(late))
+    return Attempt(run, arrived, sent, float(late))
 
 
 def what_happened(run: Run, log: Path) -> tuple[Floats, Floats]:
@@ -111,7 +111,7 @@ def what_happened(run: Run, log: Path) -> tuple[Floats, Floats]:
     return arrived - start, np.array([answer["sent"] for answer in found]) - start
 
 
-def share_held_back(trial: Trial) -> float:
+def share_held_back(trial: Attempt) -> float:
     """Of all tokens, those that left over 10 ms after the one before and arrived with it."""
     return float(np.mean((np.diff(trial.received) < 0.001) & (np.diff(trial.sent) > 0.010)))
 
@@ -128,12 +128,12 @@ def schedule(directory: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def first(schedule: Path, directory: Path) -> Trial:
+def first(schedule: Path, directory: Path) -> Attempt:
     return trial(schedule, directory / "0")
 
 
 @pytest.mark.slow
-def test_a_run_is_right_or_says_that_it_is_not_on_any_machine(first: Trial) -> None:
+def test_a_run_is_right_or_says_that_it_is_not_on_any_machine(first: Attempt) -> None:
     received, sent = first.received, first.sent
     assert received.shape == sent.shape == (len(first.run.schedule.requests), 50)
     delivery = received - sent
@@ -149,7 +149,7 @@ def test_a_run_is_right_or_says_that_it_is_not_on_any_machine(first: Trial) -> N
 
 @pytest.mark.slow
 def test_a_server_that_keeps_time_is_measured_right(
-    first: Trial, schedule: Path, directory: Path
+    first: Attempt, schedule: Path, directory: Path
 ) -> None:
     found, excuses = first, []
     while (excuse := found.excuse()) is not None:

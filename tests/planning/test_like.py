@@ -19,7 +19,7 @@ from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.errors import CheckpointError, GacError, PlanError
 from vllm_gac.layout.dims import LINEARS, ModelLayout, breakeven_rank
 from vllm_gac.planning.knapsack_items import within_window
-from vllm_gac.planning.like import OtherPlan, read_other, request_like
+from vllm_gac.planning.like import OtherPlan, read_other, request_from_reference
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.planning.planner import plan, prior_plan
 from vllm_gac.planning.request import PlanRequest
@@ -88,7 +88,7 @@ def test_where_every_dim_is_allowed_the_tools_own_are_chosen(
 ) -> None:
     """So the losses are those under which the tool's dims are the best of their cost."""
     dense, other = demo, of_shares(demo.layout, shares)
-    request = request_like(PlanRequest(align="none"), other)
+    request = request_from_reference(PlanRequest(align="none"), other)
     found = planned_layout(dense, prior_plan(dense, request, other))
     for layer, near in zip(found.layers, other.layout.layers, strict=True):
         for name in LINEARS:
@@ -107,7 +107,7 @@ def of_shares(dense: ModelLayout, shares: list[float]) -> OtherPlan:
 def test_the_linear_whose_rank_was_kept_the_most_loses_the_least_of_it(demo: Checkpoint) -> None:
     """A tool's ranks are all that says what matters: the order of a linear's ranks stays."""
     other = of_shares(demo.layout, [0.5, 0.9, 0.7, 0.6] * 7)
-    request = request_like(PlanRequest(), other)
+    request = request_from_reference(PlanRequest(), other)
     found = planned_layout(demo, prior_plan(demo, request, other))
     for name in LINEARS:
         kept = sorted(

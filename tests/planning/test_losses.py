@@ -26,7 +26,7 @@ from vllm_gac.layout.dims import layout_of
 from vllm_gac.planning.losses import loss_by_sequence, measured_losses, read_losses
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.calibrate.calibrate import Kept, calibrate, write_statistics
+from vllm_gac.steps.calibrate.calibrate import StatsSpec, calibrate, write_statistics
 from vllm_gac.steps.calibrate.request import CalibrateRequest
 
 METHODS = ("heads", "prune", "lowrank")
@@ -139,7 +139,7 @@ def test_a_plan_needs_what_was_calibrated_for(
     calibrate(directory, [text], tmp_path / "some", pruned, progress=False)
     with pytest.raises(PlanError, match=r"calibrated for prune, not for heads; .* --method"):
         measured_plan(checkpoint, tmp_path / "some", PlanRequest(kv_ratio=0.5))
-    kept = replace(Kept.to_plan(checkpoint.layout, METHODS), value_group=1)
+    kept = replace(StatsSpec.to_plan(checkpoint.layout, METHODS), value_group=1)
     write_statistics(checkpoint, [text], tmp_path / "single", kept, 1024, 128, "cpu", False)
     plan = measured_plan(checkpoint, tmp_path / "single", PlanRequest(kv_ratio=0.5))
     assert {layer.value.heads for layer in plan.layers} == {2}

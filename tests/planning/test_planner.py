@@ -35,8 +35,8 @@ from vllm_gac.gpu.profile_files import read_profile, shipped_profiles, write_pro
 from vllm_gac.layout.dims import LINEARS, LayerLayout, layout_of
 from vllm_gac.planning import problem
 from vllm_gac.planning.candidates import attention_candidates
-from vllm_gac.planning.held_bytes import HeldBytes
 from vllm_gac.planning.knapsack_items import part_candidates, part_parameters
+from vllm_gac.planning.memory_footprint import MemoryFootprint
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.planning.planner import best_plan, prior_plan
 from vllm_gac.planning.problem import Problem, Problems
@@ -298,7 +298,7 @@ def test_the_smallest_plan_is_no_larger_than_the_fastest(models: dict[str, Check
             for least in ("time", "bytes")
         ]
         fastest, smallest = (planned_layout(models[name], plan) for plan in plans)
-        of = HeldBytes.of(None, "auto", BatchMix())
+        of = MemoryFootprint.of(None, "auto", BatchMix())
         small, large = (of.of_layers(m, m.layers) for m in (smallest, fastest))
         assert small < large
         assert plans[0].nanoseconds.used < plans[1].nanoseconds.used  # type: ignore[union-attr]

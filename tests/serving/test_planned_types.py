@@ -10,7 +10,7 @@ from tests.gpu.test_latency import DENSE, LAYER
 from vllm_gac.gpu.profile import Types
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import LINEARS, ModelLayout
-from vllm_gac.serving.planned_types import cost_of_other_types, planned_types
+from vllm_gac.serving.planned_types import dtype_mismatch_warning, planned_types
 
 FP8 = Types("fp8", "fp8")
 H200 = read_profile("h200")
@@ -24,7 +24,7 @@ def low_rank() -> ModelLayout:
 
 def test_a_model_in_the_types_of_its_plan_gets_no_line() -> None:
     for types in (Types(), FP8):
-        assert cost_of_other_types(types, types, low_rank(), DENSE, H200, True) is None
+        assert dtype_mismatch_warning(types, types, low_rank(), DENSE, H200, True) is None
         assert planned_types({"planned_for": asdict(types)}) == types
 
 
@@ -38,13 +38,13 @@ def test_types_that_nobody_knows_get_no_line(said: object) -> None:
 
 def test_a_profile_without_times_gives_no_numbers() -> None:
     lacks = H200.model_copy(update={"decode": []})
-    said = cost_of_other_types(Types(), FP8, low_rank(), DENSE, lacks, True)
+    said = dtype_mismatch_warning(Types(), FP8, low_rank(), DENSE, lacks, True)
     assert said is not None
     assert "predicted" not in said
 
 
 def test_low_rank_that_was_planned_in_16_bits_is_said_to_be_slower_in_fp8() -> None:
-    said = cost_of_other_types(Types(), FP8, low_rank(), DENSE, H200, True)
+    said = dtype_mismatch_warning(Types(), FP8, low_rank(), DENSE, H200, True)
     assert said is not None
     assert "planned for 16-bit weights and a 16-bit cache" in said
     assert "served with FP8 weights and an FP8 cache" in said
@@ -57,7 +57,7 @@ def test_low_rank_that_was_planned_in_16_bits_is_said_to_be_slower_in_fp8() -> N
 def test_multiplying_factors_out_is_recommended_where_it_is_faster_and_possible() -> None:
     faster = re.search(
         r"to take (\S+) times .*, or serve with .*merge_factors.*: (\S+) times, \+8% parameters$",
-        str(cost_of_other_types(Types(), FP8, low_rank(), DENSE, H200, True)),
+        str(dtype_mismatch_warning(Types(), FP8, low_rank(), DENSE, H200, True)),
     )
     assert faster is not None
     assert float(faster[2]) < float(faster[1])
@@ -67,17 +67,17 @@ def test_multiplying_factors_out_is_recommended_where_it_is_faster_and_possible(
         (FP8, DENSE, True),
         (only_cache, low_rank(), True),
     ):
-        said = cost_of_other_types(Types(), types, layout, DENSE, H200, mergeable)
+        said = dtype_mismatch_warning(Types(), types, layout, DENSE, H200, mergeable)
         assert said is not None
         assert "merge_factors" not in said
     unknown = [
-        cost_of_other_types(Types(), t, low_rank(), DENSE, None, True) for t in (FP8, only_cache)
+        dtype_mismatch_warning(Types(), t, low_rank(), DENSE, None, True) for t in (FP8, only_cache)
     ]
     assert ["merge_factors" in str(said) for said in unknown] == [True, False]
 
 
 def test_without_times_of_the_gpu_there_are_no_numbers() -> None:
-    said = cost_of_other_types(FP8, Types(), DENSE, DENSE, None, True)
+    said = dtype_mismatch_warning(FP8, Types(), DENSE, DENSE, None, True)
     assert said is not None
     assert said.endswith("plan with the --quantization and --kv-cache-dtype that serve")
     assert "predicted" not in said

@@ -40,11 +40,11 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.serving.config.hook import GacConfigHook
 from vllm_gac.serving.config.parser import config_to_serve
-from vllm_gac.serving.config.quantization import requested_quantization, settle_cache_dtype
+from vllm_gac.serving.config.quantization import requested_quantization, resolve_cache_dtype
 from vllm_gac.serving.loading.quantized_checkpoint import (
     check_cache_scheme,
     check_packed,
-    packed_alike,
+    check_weight_quantization,
 )
 from vllm_gac.serving.model import self_attention
 from vllm_gac.steps.repair.repair import repair
@@ -399,7 +399,7 @@ def test_an_embedding_that_the_config_does_not_name_as_packed_is_refused() -> No
     packed = [("embed_tokens.weight_packed", torch.zeros(4, 4, dtype=torch.int32))]
     parameters = {"embed_tokens.weight": torch.zeros(4, 32)}
     with pytest.raises(CheckpointError, match=r"embed_tokens\.weight_packed: is packed, but"):
-        list(packed_alike(packed, parameters, WeightsMapper()))
+        list(check_weight_quantization(packed, parameters, WeightsMapper()))
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_the_scheme_of_the_cache_is_settled_before_dims_are(
         model_config=SimpleNamespace(hf_config=hf_config),
         cache_config=SimpleNamespace(cache_dtype=asked),
     )
-    settle_cache_dtype(stub)
+    resolve_cache_dtype(stub)
     assert stub.cache_config.cache_dtype == settled
 
 

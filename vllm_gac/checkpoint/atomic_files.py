@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from vllm_gac.checkpoint.regular_files import opened
+from vllm_gac.checkpoint.regular_files import open_untrusted
 from vllm_gac.errors import DiskError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def copy_file(source: Path, path: Path) -> None:
     """Copy the contents of `source`, a regular file, atomically."""
-    with opened(source) as file:
+    with open_untrusted(source) as file:
 
         def copy(partial: Path) -> None:
             with partial.open("wb") as copied:

@@ -12,7 +12,7 @@ from pathlib import Path
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import FAMILIES
 
@@ -52,7 +52,7 @@ def without_fused(
             rows, columns = sum(shape[0] for shape in shapes.values()), layout.hidden_size
             if info.shape != (rows, columns):
                 raise CheckpointError(
-                    f"{where}: shape {shown(list(info.shape))}, expected {[rows, columns]}: "
+                    f"{where}: shape {sanitize(list(info.shape))}, expected {[rows, columns]}: "
                     f"{', '.join(f'{shape[0]} rows of {part}' for part, shape in shapes.items())}"
                 )
             start = info.start

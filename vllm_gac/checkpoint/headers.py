@@ -11,11 +11,11 @@ from safetensors import SafetensorError, safe_open
 
 from vllm_gac.checkpoint.dtypes import stored_dtype
 from vllm_gac.checkpoint.locate import Weights
-from vllm_gac.checkpoint.regular_files import opened
+from vllm_gac.checkpoint.regular_files import open_untrusted
 from vllm_gac.checkpoint.state_dicts import load_state_dict
 from vllm_gac.checkpoint.strict_json import MAX_BYTES, parse_json
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 
 # The largest dense model has 1,137 tensors in some 200 shards. 1024 layers, which is the most that
 # is served, have 9,219 tensors; 650 layers have 16,250 if every linear is two with a bias.
@@ -66,15 +66,15 @@ def read_headers(weights: Weights) -> dict[str, TensorInfo]:
             )
         for name in header:
             if name in tensors:
-                raise CheckpointError(f"{path}: {shown(name)} is also in {tensors[name].file}")
+                raise CheckpointError(f"{path}: {sanitize(name)} is also in {tensors[name].file}")
             if weights.index is not None and name not in weights.listed:
                 raise CheckpointError(
-                    f"{path}: {shown(name)} is not listed in {weights.index.name}"
+                    f"{path}: {sanitize(name)} is not listed in {weights.index.name}"
                 )
         tensors |= header
     for name, file in weights.listed.items():
         if name not in tensors or tensors[name].file != file:
-            raise CheckpointError(f"{weights.index}: {shown(name)} is not in {shown(file)}")
+            raise CheckpointError(f"{weights.index}: {sanitize(name)} is not in {sanitize(file)}")
     return tensors
 
 
@@ -130,7 +130,7 @@ def open_safetensors(path: Path, expected: str, framework: str = "np") -> Iterat
 @contextmanager
 def _accepted(path: Path, expected: str, framework: str) -> Iterator[tuple[bytes, Any]]:
     """The JSON of the header, and the file as the library opens it."""
-    with opened(path) as file:
+    with open_untrusted(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > MAX_BYTES:
             raise CheckpointError(

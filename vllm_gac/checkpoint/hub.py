@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vllm_gac.checkpoint.locate import CONSOLIDATED, OTHERS, TOKENIZER
 from vllm_gac.errors import HubError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +57,13 @@ def model_directory(
         not isinstance(revision, str) or not revision.strip() or not revision.isprintable()
     ):
         raise HubError(
-            f"{flag} {shown(repr(revision))}: not the name of a branch, tag or commit; give one, "
-            f"or leave {flag} out for main"
+            f"{flag} {sanitize(repr(revision))}: not the name of a branch, tag or commit; give "
+            f"one, or leave {flag} out for main"
         )
     if os_path.lexists(name):
         if revision is not None:
             raise HubError(
-                f"{flag} {shown(revision)}: {name} is on this machine, where a model has one "
+                f"{flag} {sanitize(revision)}: {name} is on this machine, where a model has one "
                 f"revision; leave {flag} out, or rename what is at {name} to get the Hub's"
             )
         if is_hub_id(name) and (Path(_cache()) / f"models--{name.replace('/', '--')}").is_dir():
@@ -141,7 +141,7 @@ def hub_faults(name: str, kind: str, revision: str | None, flag: str) -> Iterato
     """Turn what huggingface_hub raises about the `kind` of repository `name` into a HubError."""
     from huggingface_hub import constants, errors
 
-    at = f" at revision {shown(revision)}" if revision is not None else ""
+    at = f" at revision {sanitize(revision)}" if revision is not None else ""
     place = f"{constants.ENDPOINT}/{'' if kind == 'model' else 'datasets/'}{name}"
     log_in = "log in with 'hf auth login', or set HF_TOKEN"
     try:
@@ -160,7 +160,7 @@ def hub_faults(name: str, kind: str, revision: str | None, flag: str) -> Iterato
         ) from e
     except errors.RevisionNotFoundError as e:
         raise HubError(
-            f"{flag} {shown(revision)}: {name} has no such branch, tag or commit; "
+            f"{flag} {sanitize(revision)}: {name} has no such branch, tag or commit; "
             f"see {place}/tree/main"
         ) from e
     except errors.LocalEntryNotFoundError as e:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 
 INDEX_FILE = "model.safetensors.index.json"
 _STATE_DICT_INDEX = "pytorch_model.bin.index.json"
@@ -189,7 +189,7 @@ def _listed(index: Path, suffix: str) -> dict[str, str]:
             or "\\" in file
         ):
             raise CheckpointError(
-                f"{index}: {shown(name)}: {shown(repr(file))} is not the name of a {suffix} "
+                f"{index}: {sanitize(name)}: {sanitize(repr(file))} is not the name of a {suffix} "
                 "file in the model directory; move the file there, and say so in the index"
             )
     return listed

@@ -22,11 +22,11 @@ from vllm_gac.checkpoint.headers import TensorInfo as TensorInfo
 from vllm_gac.checkpoint.headers import read_headers
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.locate import locate_config, locate_weights
-from vllm_gac.checkpoint.regular_files import opened
+from vllm_gac.checkpoint.regular_files import open_untrusted
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.layout.schema import HfConfig, validate
 
@@ -92,7 +92,7 @@ class Checkpoint:
     @cached_property
     def config_sha256(self) -> str:
         """SHA-256 of config.json on disk; plans and statistics identify their model by it."""
-        with opened(self.directory / "config.json") as file:
+        with open_untrusted(self.directory / "config.json") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def reader(self) -> "TensorReader":
@@ -152,12 +152,12 @@ def open_checkpoint(directory: str | Path, *, revision: str | None = None) -> Ch
         ...     read("model.norm.weight").shape
         torch.Size([48])
     """
-    return _opened(model_directory(directory, revision))
+    return _open_validated(model_directory(directory, revision))
 
 
 def open_dense(directory: Path) -> Checkpoint:
     """Open a dense model directory. Raises CheckpointError if it cannot be compressed."""
-    checkpoint = _opened(directory)
+    checkpoint = _open_validated(directory)
     if checkpoint.config.gac is not None:
         raise CheckpointError(f"{directory}: is compressed already; start from the dense model")
     for fault in faults(checkpoint):
@@ -165,7 +165,7 @@ def open_dense(directory: Path) -> Checkpoint:
     return checkpoint
 
 
-def _opened(directory: Path) -> Checkpoint:
+def _open_validated(directory: Path) -> Checkpoint:
     config, weights = locate_config(directory), locate_weights(directory)
     return checkpoint_of(directory, read_json(config), read_headers(weights))
 
@@ -238,14 +238,14 @@ def _header_faults(checkpoint: Checkpoint) -> Iterator[str]:
             is_matrix = len(info.shape) > 1 and not name.endswith("norm.weight")
             allowed = (common,) if is_matrix else (common, "F32")
         if info.shape not in shapes:
-            found = shown(list(info.shape))
+            found = sanitize(list(info.shape))
             yield f"{directory / info.file}: {name}: shape {found}, expected {list(shape)}"
         if info.dtype not in allowed:
             expected = " or ".join(allowed)
             yield f"{directory / info.file}: {name}: dtype {info.dtype}, expected {expected}"
     for name, info in stored.items():
         if name not in required and not checkpoint.is_unused(name):
-            yield f"{directory / info.file}: {shown(name)}: not part of the model"
+            yield f"{directory / info.file}: {sanitize(name)}: not part of the model"
 
 
 def _common_dtype(checkpoint: Checkpoint, names: Mapping[str, Any]) -> str | None:
@@ -267,4 +267,5 @@ def _not_finite(checkpoint: Checkpoint, progress: bool) -> Iterator[str]:
     with closing(ShardFiles(checkpoint.directory)) as files:
         for name, info in tqdm(tensors, "check", unit="tensor", delay=1, disable=not progress):
             if not files.is_finite(info):
-                yield f"{checkpoint.directory / info.file}: {shown(name)}: contains NaN or infinity"
+                where = f"{checkpoint.directory / info.file}: {sanitize(name)}"
+                yield f"{where}: contains NaN or infinity"

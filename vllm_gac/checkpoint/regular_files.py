@@ -13,7 +13,7 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @contextmanager
-def opened(path: Path, error: type[GacError] = CheckpointError) -> Iterator[BufferedReader]:
+def open_untrusted(path: Path, error: type[GacError] = CheckpointError) -> Iterator[BufferedReader]:
     """Open the regular file `path` for reading.
 
     Raises `error` with one sentence if `path` is not a regular file, or if the system cannot open
@@ -29,10 +29,11 @@ def opened(path: Path, error: type[GacError] = CheckpointError) -> Iterator[Buff
 
 
 @contextmanager
-def unchanging(path: Path) -> Iterator[Path]:
+def open_pinned(path: Path) -> Iterator[Path]:
     """A name of the regular file that is at `path` now, for libraries that open files by name.
 
-    They open this file, whatever is put at `path` meanwhile. Raises CheckpointError as `opened`.
+    They open this file, whatever is put at `path` meanwhile. Raises CheckpointError as
+    `open_untrusted` does.
     """
     descriptor = open_regular(path)
     try:
@@ -45,7 +46,7 @@ def open_regular(path: Path, error: type[GacError] = CheckpointError) -> int:
     """Open the regular file `path` for reading, and return its descriptor.
 
     Opening a pipe may block for ever, and reading a device may never end. A Git LFS pointer stands
-    for a file that was not fetched. Raises `error` as `opened`.
+    for a file that was not fetched. Raises `error` as `open_untrusted`.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

@@ -10,9 +10,9 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_gac.checkpoint.regular_files import unchanging
+from vllm_gac.checkpoint.regular_files import open_pinned
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ def load_state_dict(path: Path) -> "dict[str, torch.Tensor]":
     """
     import torch
 
-    with unchanging(path) as same:
+    with open_pinned(path) as same:
         try:
             _refuse_packed(same)
             state = torch.load(same, map_location="cpu", weights_only=True, mmap=True)
@@ -44,12 +44,12 @@ def load_state_dict(path: Path) -> "dict[str, torch.Tensor]":
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise CheckpointError(
-                f"{path}: {shown(name)}: {type(tensor).__name__}, expected a tensor; save "
+                f"{path}: {sanitize(name)}: {type(tensor).__name__}, expected a tensor; save "
                 "model.state_dict()"
             )
         if tensor.layout != torch.strided or tensor.is_meta or not tensor.is_contiguous():
             raise CheckpointError(
-                f"{path}: {shown(name)}: not stored in one piece; save it as .contiguous()"
+                f"{path}: {sanitize(name)}: not stored in one piece; save it as .contiguous()"
             )
     return {name: tensor.detach() for name, tensor in state.items()}
 
@@ -72,5 +72,5 @@ def _refuse_packed(path: Path) -> None:
 def _reason(error: Exception) -> str:
     """What torch says is wrong, without its advice to load the file by running it."""
     if refused := _REFUSED_NAME.search(str(error)):
-        return f"it names {shown(refused[1])}"
-    return shown(str(error).partition(". ")[0] or type(error).__name__)
+        return f"it names {sanitize(refused[1])}"
+    return sanitize(str(error).partition(". ")[0] or type(error).__name__)

@@ -5,9 +5,9 @@ import math
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vllm_gac.checkpoint.regular_files import opened
+from vllm_gac.checkpoint.regular_files import open_untrusted
 from vllm_gac.errors import CheckpointError, GacError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 
 # The config or index of the largest model has a tenth of these bytes. Parsed JSON takes up to 20
 # times its size in memory.
@@ -32,7 +32,7 @@ def read_json(
 
 def read_bounded(path: Path, error: type[GacError], size: int) -> bytes:
     """Read at most `size` bytes from the start of the regular file `path`."""
-    with opened(path, error) as file:
+    with open_untrusted(path, error) as file:
         return file.read(size)
 
 
@@ -47,7 +47,7 @@ def parse_json(
         seen: dict[str, Any] = {}
         for key, value in pairs:
             if key in seen:
-                raise error(f"{where}: key {shown(repr(key))} appears twice in one object")
+                raise error(f"{where}: key {sanitize(repr(key))} appears twice in one object")
             seen[key] = value
         return seen
 

@@ -1,4 +1,4 @@
-"""What a new model directory has beside its shards: companion files and the index.
+"""What a new model directory has beside its shards: auxiliary files and the index.
 
 Every file is written atomically. workspace.py makes the complete directory appear.
 """
@@ -15,11 +15,11 @@ from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.errors import CheckpointError
 
 # The largest tokenizers have 35 MB, and a model has about ten files beside its weights.
-_MAX_COMPANION = 128 << 20
-_MAX_COMPANIONS = 64
+_MAX_AUXILIARY_BYTES = 128 << 20
+_MAX_AUXILIARY_FILES = 64
 
 
-def companions_of(source: Path) -> list[Path]:
+def auxiliary_files(source: Path) -> list[Path]:
     """Tokenizer, generation config, chat template and licence of the model in `source`.
 
     Raises CheckpointError for a link out of `source`, because its target is not part of the
@@ -27,27 +27,27 @@ def companions_of(source: Path) -> list[Path]:
     """
     found: list[Path] = []
     for pattern in (*TOKENIZER, *OTHERS):
-        for path in islice(source.glob(pattern), _MAX_COMPANIONS + 1):
+        for path in islice(source.glob(pattern), _MAX_AUXILIARY_FILES + 1):
             if path.is_file():
                 refuse_escape(source, path)
                 found.append(path)
                 size = path.stat().st_size
-                if size > _MAX_COMPANION:
+                if size > _MAX_AUXILIARY_BYTES:
                     raise CheckpointError(
-                        f"{path}: {size} bytes, at most {_MAX_COMPANION} are copied along with a "
-                        "model; move it elsewhere"
+                        f"{path}: {size} bytes, at most {_MAX_AUXILIARY_BYTES} are copied "
+                        "with a model; move it elsewhere"
                     )
-    if len(found) > _MAX_COMPANIONS:
+    if len(found) > _MAX_AUXILIARY_FILES:
         raise CheckpointError(
-            f"{source}: more than {_MAX_COMPANIONS} files named like {found[0].name}, the most "
-            "that are copied along with a model; move them elsewhere"
+            f"{source}: more than {_MAX_AUXILIARY_FILES} files named like {found[0].name} are not "
+            "copied with a model; move some elsewhere"
         )
     return sorted(found)
 
 
-def copy_companions(source: Path, directory: Path) -> None:
-    """Copy the companions of the model in `source` to `directory`."""
-    for path in companions_of(source):
+def copy_auxiliary_files(source: Path, directory: Path) -> None:
+    """Copy the auxiliary files of the model in `source` to `directory`."""
+    for path in auxiliary_files(source):
         copy_file(path, directory / path.name)
 
 

@@ -27,7 +27,7 @@ from vllm_gac.cli import (
 )
 from vllm_gac.cli.output import logged_to_stderr
 from vllm_gac.errors import GacError
-from vllm_gac.errors.shown import sentence
+from vllm_gac.errors.sanitize import sentence
 from vllm_gac.version import version
 
 _EXAMPLE = """\

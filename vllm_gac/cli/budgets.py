@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from vllm_gac.errors.shown import sentence
+from vllm_gac.errors.sanitize import sentence
 from vllm_gac.planning.expected_loss import perplexity_higher
 from vllm_gac.planning.request import BUDGET_FLAGS
 

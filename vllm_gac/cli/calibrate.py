@@ -16,7 +16,7 @@ from vllm_gac.cli.options import (
     text_file,
 )
 from vllm_gac.cli.output import named, print_json, quoted
-from vllm_gac.errors.shown import one_line
+from vllm_gac.errors.sanitize import one_line
 from vllm_gac.steps.calibrate.request import CalibrateRequest
 
 

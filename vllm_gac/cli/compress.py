@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.steps.compress.compress import compress
     from vllm_gac.steps.compress.inputs import held_out_text
     from vllm_gac.steps.inspect import KV_CACHE_BYTES
-    from vllm_gac.steps.max_loss.attempt import Try, described
+    from vllm_gac.steps.max_loss.attempt import Attempt, described
 
     done = compress(
         args.model,
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     print()
     print_layers([layer.section() for layer in layout.layers])
     if reached:
-        measured = Try(**reached["measured"], layers=[])
+        measured = Attempt(**reached["measured"], layers=[])
         print(
             f"\nAsked for:   perplexity at most {reached['asked']:.2%} higher\n"
             f"Measured:    {described(measured)}, on {measured.tokens:,} tokens of held-out text; "

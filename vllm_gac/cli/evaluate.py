@@ -19,7 +19,7 @@ from vllm_gac.cli.options import (
     text_file,
 )
 from vllm_gac.cli.output import print_json
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 
 if TYPE_CHECKING:
     from vllm_gac.steps.evaluate.compare import Comparison
@@ -120,7 +120,7 @@ def _compare(args: argparse.Namespace) -> int:
         else "95 % interval {:.4f} to {:.4f}".format(*found.interval)
     )
     _print_perplexity(found)
-    print(f"{found.ratio:.4f} times {found.against:.4f} of {shown(args.against)}; {interval}")
+    print(f"{found.ratio:.4f} times {found.against:.4f} of {sanitize(args.against)}; {interval}")
     print(
         f"divergence {found.divergence:.4f} nats per token; the first choice is the same for "
         f"{found.agreement:.1%} of tokens"
@@ -131,7 +131,7 @@ def _compare(args: argparse.Namespace) -> int:
 def _print_perplexity(found: "Perplexity | Comparison") -> None:
     each = ""
     if len(found.by_text) > 1:
-        tokens = (f"{count:,} of {shown(text)}" for text, count in found.by_text.items())
+        tokens = (f"{count:,} of {sanitize(text)}" for text, count in found.by_text.items())
         each = f": {', '.join(tokens)}"
     print(f"perplexity {found.perplexity:.4f} over {found.tokens:,} tokens{each}")
 

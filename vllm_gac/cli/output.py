@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.errors.shown import one_line, sentence, shown
+from vllm_gac.errors.sanitize import one_line, sanitize, sentence
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -19,7 +19,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print columns on stdout. Each column is as wide as its widest cell."""
-    table = [[shown(cell) for cell in row] for row in (head, *rows)]
+    table = [[sanitize(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

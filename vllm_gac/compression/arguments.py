@@ -6,7 +6,7 @@ An argument is named by its flag, because the command line and Python share thes
 from typing import Any
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 
 _MAX_COUNT = 10**15
 
@@ -17,5 +17,5 @@ def check_count(flag: str, value: Any, least: int) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MAX_COUNT:
         raise CheckpointError(
-            f"{flag} {shown(repr(value))}: expected a whole number, {least} or more"
+            f"{flag} {sanitize(repr(value))}: expected a whole number, {least} or more"
         )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vllm_gac.errors import GacError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 
 
 def default_device() -> str:
@@ -22,7 +22,7 @@ def prepare_device(name: Any) -> None:
         GacError: `name` is not cpu, cuda or cuda:N, or this machine lacks it.
     """
     if not isinstance(name, str) or not re.fullmatch(r"cpu|cuda(:[0-9]{1,4})?", name):
-        raise GacError(f"--device {shown(repr(name))}: expected 'cpu', 'cuda' or 'cuda:N'")
+        raise GacError(f"--device {sanitize(repr(name))}: expected 'cpu', 'cuda' or 'cuda:N'")
     if name == "cpu":
         return
     count = torch.cuda.device_count()

@@ -21,7 +21,7 @@ def size_limit(rows: torch.Tensor) -> torch.Tensor:
     return torch.where(usual > 0, _MAX_TIMES_USUAL * usual, torch.inf)
 
 
-def shares(rows: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+def clip_weights(rows: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
     """What the tokens [tokens, features] are multiplied by, [tokens, 1]: 1 up to the limit."""
     norms = rows.norm(dim=1, keepdim=True)
     share: torch.Tensor = (limit / norms.clamp_min(1e-30)).clamp_max(1)

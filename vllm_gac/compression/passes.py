@@ -30,12 +30,12 @@ from vllm_gac.compression.measured import (
     metric_shapes,
     shrink_covariances,
 )
-from vllm_gac.compression.methods.attended import spread_output
+from vllm_gac.compression.methods.attended import expand_o_proj
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.normed_keys import NORMED_KEYS, QUERY_ENERGY
 from vllm_gac.compression.methods.output_metric import metric_of
 from vllm_gac.compression.moments import second_moment
-from vllm_gac.compression.outliers import shares, size_limit
+from vllm_gac.compression.outliers import clip_weights, size_limit
 from vllm_gac.compression.output_metrics import measure_output_metrics
 from vllm_gac.compression.probes import (
     DRAWS,
@@ -284,7 +284,7 @@ def observe_layer(
         if name not in sums:
             return
         rows = x.flatten(0, 1)
-        share = shares(rows, limits.setdefault(name, size_limit(rows)))
+        share = clip_weights(rows, limits.setdefault(name, size_limit(rows)))
         if len(sums[name]) > rows.shape[1]:
             rows = pad(rows, (0, 1), value=1)  # what biases are multiplied by
         rows = share * rows
@@ -332,7 +332,7 @@ def _grouped_values(
     if group == 1:
         return layer, weights
     wide = ValueLayout(layer.value.heads // group, layer.value.size * group)
-    output = spread_output(
+    output = expand_o_proj(
         weights["self_attn.o_proj.weight"], layer.value.heads, layout.head_dim, group
     )
     return replace(layer, value=wide), {**weights, "self_attn.o_proj.weight": output}

@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import linear as apply
 
 from vllm_gac.compression.moments import second_moment
-from vllm_gac.compression.outliers import shares, size_limit
+from vllm_gac.compression.outliers import clip_weights, size_limit
 from vllm_gac.compression.reference_model import (
     Reference,
     after_mlp,
@@ -67,7 +67,7 @@ class _Half:
             return attended_values(self.model, layer, weights, hidden)
         return mlp_activations(self.model, weights, hidden)
 
-    def passed(self, layer: LayerLayout, weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, layer: LayerLayout, weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
         """All `hidden` states after this half of the layer."""
         outputs = []
         for batch in batches(hidden):
@@ -101,18 +101,18 @@ def refit_layer(
     """
     found, before, dense = dict(weights), model.layout.layers[index], _cast(model, dense)
     attention = _Half(model, "self_attn.o_proj", layer)
-    passed = attention.passed(before, dense, streams.dense)
-    found |= _refitted(attention, found, streams.small, passed)
+    dense_output = attention.forward(before, dense, streams.dense)
+    found |= _refitted(attention, found, streams.small, dense_output)
     if model.layout.experts:  # they stay as they are
-        left = (after_mlp(model, dense, x.to(model.device)).cpu() for x in batches(passed))
+        left = (after_mlp(model, dense, x.to(model.device)).cpu() for x in batches(dense_output))
         return found, torch.cat([*left])
-    entering = attention.passed(layer, _cast(model, found), streams.small)
+    entering = attention.forward(layer, _cast(model, found), streams.small)
     mlp = _Half(model, "mlp.down_proj", layer)
-    passed = mlp.passed(before, dense, passed)
-    return found | _refitted(mlp, found, entering, passed), passed
+    dense_output = mlp.forward(before, dense, dense_output)
+    return found | _refitted(mlp, found, entering, dense_output), dense_output
 
 
-def leaving(
+def layer_output(
     model: Reference, layer: LayerLayout, weights: Weights, hidden: torch.Tensor
 ) -> torch.Tensor:
     """The hidden states that leave a layer, dense or compressed, on the CPU."""
@@ -145,7 +145,7 @@ def _refitted(
             x = apply(x, small[f"{linear}.A.weight"])
         # A token counts no more than a large ordinary one, neither by what it has nor by what it
         # misses.
-        share = limits.shares(x, missing)
+        share = limits.clip_weights(x, missing)
         x, missing = share * x, share * missing
         numbers = torch.arange(number, number + len(states))
         held_out = numbers % _HELD_OUT == _HELD_OUT - 1
@@ -166,11 +166,11 @@ class _Limits:
     def __init__(self) -> None:
         self._limits: list[torch.Tensor] = []
 
-    def shares(self, *tensors: torch.Tensor) -> torch.Tensor:
+    def clip_weights(self, *tensors: torch.Tensor) -> torch.Tensor:
         """What tokens are multiplied by, [..., 1]."""
         rows = [tensor.flatten(0, -2) for tensor in tensors]
         self._limits = self._limits or [size_limit(r) for r in rows]
-        each = [shares(r, limit) for r, limit in zip(rows, self._limits, strict=True)]
+        each = [clip_weights(r, limit) for r, limit in zip(rows, self._limits, strict=True)]
         return torch.cat(each, 1).amin(1).view(*tensors[0].shape[:-1], 1)
 
 

@@ -1,6 +1,6 @@
 """The errors that a user can cause; each message is one line: what, where, and what to do."""
 
-from vllm_gac.errors.shown import sentence
+from vllm_gac.errors.sanitize import sentence
 
 
 class GacError(ValueError):

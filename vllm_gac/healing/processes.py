@@ -140,7 +140,7 @@ def _prefetch(part: Part, forward: Sequence[Part], backward: Sequence[Part] = ()
 
 
 @contextmanager
-def together(device: str) -> Iterator[Processes]:
+def distributed_context(device: str) -> Iterator[Processes]:
     """This process among those that torchrun has started; alone if it has not.
 
     Raises HealingError if they have too few GPUs.

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from vllm_gac.checkpoint.atomic_files import write_floats
-from vllm_gac.checkpoint.regular_files import unchanging
+from vllm_gac.checkpoint.regular_files import open_pinned
 from vllm_gac.errors import CheckpointError
 from vllm_gac.healing.adam import MOMENTS
 from vllm_gac.healing.guard import Guard
@@ -91,7 +91,7 @@ def read_state(
     if not path.exists():
         return None
     try:
-        with unchanging(path) as same, safe_open(same, framework="pt") as file:
+        with open_pinned(path) as same, safe_open(same, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != _FORMAT or metadata.get("run") != run:
                 raise CheckpointError(

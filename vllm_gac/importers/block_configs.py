@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.importers.heterogeneous import LayerDims, has_own_layers, import_layers
 from vllm_gac.importers.imported import Imported
 from vllm_gac.layout.rounding import round_up
@@ -81,7 +81,9 @@ def _dims(block: _Block, config: _Config, where: str) -> LayerDims:
     for at, part in ((where, block), (f"{where}.attention", attention), (f"{where}.ffn", ffn)):
         for name, value in (part.model_extra or {}).items():
             if value:
-                raise CheckpointError(f"{at}.{shown(name)}: not supported, got {shown(value)}")
+                raise CheckpointError(
+                    f"{at}.{sanitize(name)}: not supported, got {sanitize(value)}"
+                )
     kv_heads = attention.num_key_value_heads
     if kv_heads is None and attention.n_heads_in_group is not None:
         if config.num_attention_heads % attention.n_heads_in_group:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.importers.imported import Format, Imported, Source, imported
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 
@@ -68,7 +68,7 @@ def check_linears(ranks: Mapping[str, Any], layout: ModelLayout, where: str) -> 
     known = frozenset(linear_names(layout))
     for name in ranks:
         if name not in known:
-            raise CheckpointError(f"{where}: {shown(name)}: the model has no such linear")
+            raise CheckpointError(f"{where}: {sanitize(name)}: the model has no such linear")
 
 
 def import_factorized(

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_gac.checkpoint.headers import MAX_TENSORS, TensorInfo
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.importers import palu_tensors
 from vllm_gac.importers.imported import Imported, Source, dense_of, imported
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
@@ -138,7 +138,7 @@ def _check(ranks: Mapping[str, list[int]], dense: ModelLayout, where: str) -> No
     }
     for name, group_ranks in ranks.items():
         if name not in known:
-            raise CheckpointError(f"{where}: {shown(name)}: not a k_proj or v_proj of the model")
+            raise CheckpointError(f"{where}: {sanitize(name)}: not a k_proj or v_proj of the model")
         if dense.num_key_value_heads % len(group_ranks):
             raise CheckpointError(
                 f"{where}: {name}: {len(group_ranks)} groups, which cannot share "

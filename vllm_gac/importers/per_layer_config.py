@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.importers.heterogeneous import LayerDims, has_own_layers, import_layers
 from vllm_gac.importers.imported import Imported
 from vllm_gac.layout.schema import Dim, Heads, HeadSize, Layers, validate
@@ -54,8 +54,10 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
             raise CheckpointError(f"{at}: layer {index} appears twice")
         for name, value in (layer.model_extra or {}).items():
             if value != raw.get(name):
-                what = f"{at}.{shown(name)}"
-                raise CheckpointError(f"{what}: cannot differ between layers, got {shown(value)}")
+                what = f"{at}.{sanitize(name)}"
+                raise CheckpointError(
+                    f"{what}: cannot differ between layers, got {sanitize(value)}"
+                )
         dims[index] = LayerDims(
             layer.num_attention_heads,
             layer.num_key_value_heads,

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from vllm_gac.errors import CheckpointError, GacError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.config_keys import (
     refuse_odd_rope,
     refuse_unserved,
@@ -400,13 +400,13 @@ def validate(
         return model.model_validate(raw)
     except ValidationError as e:
         first = e.errors(include_url=False)[0]
-        message = shown(first["msg"].removeprefix("Value error, "), _FAULT_BYTES)
+        message = sanitize(first["msg"].removeprefix("Value error, "), _FAULT_BYTES)
         if first["type"] == "extra_forbidden":
             message = "unknown key"
             if len(first["loc"]) == 1 and len(model.model_fields) <= _MAX_KEYS:
                 message += f"; known are {', '.join(model.model_fields)}"
         if first["loc"]:
-            key = ".".join(shown(part) for part in first["loc"])
-            message = f"{key}: {message}, got {shown(_short.repr(first['input']))}"
+            key = ".".join(sanitize(part) for part in first["loc"])
+            message = f"{key}: {message}, got {sanitize(_short.repr(first['input']))}"
         more = f" (and {e.error_count() - 1} more faults)" if e.error_count() > 1 else ""
         raise error(f"{where}: {message}{more}") from e

@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
 
 from vllm_gac.errors import GacError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 
 Kind: TypeAlias = Literal[
     "ratio", "loss", "count", "number", "microseconds", "names", "text", "switch"
@@ -98,7 +98,7 @@ def refuse_unexpected(request: Any, error: type[GacError], *, by_flag: bool = Fa
             continue
         if (expected := option.expected(value)) is not None:
             name = option.flags[0] if by_flag else field.name
-            raise error(f"{name} {shown(value)}: expected {expected}")
+            raise error(f"{name} {sanitize(value)}: expected {expected}")
 
 
 def record_of(request: Any) -> dict[str, Any]:

@@ -296,7 +296,7 @@ def _weigher(
     if deployment is None:
         return None
     if request.minimize == "bytes":
-        held = request.held_bytes(deployment)
+        held = request.memory_footprint(deployment)
         return lambda of_attention, layer: held.of_layers(dense, [layer])
     if not request.weighs_time:
         return None

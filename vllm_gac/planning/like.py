@@ -99,7 +99,7 @@ def read_other(like: str | Path, model: Checkpoint) -> OtherPlan:
     return found
 
 
-def request_like(request: PlanRequest, other: OtherPlan) -> PlanRequest:
+def request_from_reference(request: PlanRequest, other: OtherPlan) -> PlanRequest:
     """The request for a plan that spends what `other` spends, by methods that change the same.
 
     Raises:

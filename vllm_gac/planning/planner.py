@@ -15,7 +15,7 @@ from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import METHODS, LayerSection
 from vllm_gac.planning.expected_loss import interval
-from vllm_gac.planning.like import OtherPlan, implied_losses, read_other, request_like
+from vllm_gac.planning.like import OtherPlan, implied_losses, read_other, request_from_reference
 from vllm_gac.planning.losses import Losses, loss_by_sequence, read_losses
 from vllm_gac.planning.plan_file import Plan, PlanBudget, planned_layout
 from vllm_gac.planning.prior_losses import prior_losses
@@ -67,7 +67,7 @@ def plan(
     other = None
     if like is not None:
         other = read_other(like, checkpoint)
-        request = request_like(request, other)
+        request = request_from_reference(request, other)
     if stats is None:
         return prior_plan(checkpoint, request, other)
     return measured_plan(checkpoint, Path(stats), request, other=other)

@@ -17,7 +17,7 @@ from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.schema import METHODS, USUAL_METHODS, Strategy
 from vllm_gac.options import option, refuse_unexpected
 from vllm_gac.planning.allowed_dims import AllowedDims
-from vllm_gac.planning.held_bytes import HeldBytes
+from vllm_gac.planning.memory_footprint import MemoryFootprint
 
 # What a plan within a loss has least of.
 Minimized: TypeAlias = Literal["time", "bytes"]
@@ -268,9 +268,9 @@ class PlanRequest:
             "fp8" if self.kv_cache_dtype == "fp8" else "bf16",
         )
 
-    def held_bytes(self, deployment: Deployment) -> HeldBytes:
+    def memory_footprint(self, deployment: Deployment) -> MemoryFootprint:
         """What numbers take in this deployment."""
-        return HeldBytes.of(self.quantization, self.kv_cache_dtype, deployment.mix)
+        return MemoryFootprint.of(self.quantization, self.kv_cache_dtype, deployment.mix)
 
     def about_times(self, profile: GpuProfile) -> list[str]:
         """What is to be known about times that `profile` predicts for this request."""

@@ -21,7 +21,7 @@ from typing import Any
 from vllm_gac.checkpoint.atomic_files import TEMPORARY, sync_directory, write_json
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError, DiskError, GacError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 
 _FORMAT = 2  # of run.json; work of a release with another one is not continued
 _RECORD, _LOCK, _MODEL = "run.json", "lock", "model"
@@ -241,7 +241,7 @@ def _read_record(directory: Path) -> dict[str, Any] | None:
     names = sorted(path.name for path in directory.iterdir())
     for name in names:
         if not any(fnmatch(name, pattern) for pattern in _OURS):
-            raise _not_ours(directory, f"holds {shown(name)}, which vllm-gac did not write")
+            raise _not_ours(directory, f"holds {sanitize(name)}, which vllm-gac did not write")
     if _RECORD not in names:
         for name in names:
             if not any(fnmatch(name, pattern) for pattern in _EMPTY):

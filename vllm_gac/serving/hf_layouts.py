@@ -8,7 +8,7 @@ same ones.
 from typing import TYPE_CHECKING
 
 from vllm_gac.layout.dims import ModelLayout, layout_of
-from vllm_gac.serving.loading.as_read import as_read
+from vllm_gac.serving.loading.original_config import original_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -32,7 +32,7 @@ def check_overridden(hf_config: "PreTrainedConfig") -> None:
         CheckpointError: The config is faulty. It names config.json, or the option if config.json
             alone is well-formed.
     """
-    original = as_read(hf_config)
+    original = original_config(hf_config)
     if original is not None:
         layout_of(original, _where(hf_config))
     layout_of(hf_config.to_dict(), _where(hf_config) if original is None else "--hf-overrides")
@@ -46,7 +46,7 @@ def stored_layout(hf_config: "PreTrainedConfig") -> ModelLayout:
     return layout_of(raw, _where(hf_config))
 
 
-def serve_as(model_config: "ModelConfig", served: ModelLayout) -> None:
+def set_served_layout(model_config: "ModelConfig", served: ModelLayout) -> None:
     """Make `served` the layout to serve, and keep the stored one beside it."""
     hf_config = model_config.hf_config
     if not hasattr(hf_config, _STORED):

@@ -24,7 +24,7 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.config.token_bytes import kv_token_bytes
 from vllm_gac.serving.hf_layouts import layout_of_hf
-from vllm_gac.serving.planned_types import cost_of_other_types, planned_types
+from vllm_gac.serving.planned_types import dtype_mismatch_warning, planned_types
 from vllm_gac.serving.vllm_internals import is_first_api_server
 from vllm_gac.version import version
 
@@ -98,7 +98,7 @@ def _other_types(layout: ModelLayout, dense: ModelLayout, vllm_config: VllmConfi
     )
     gpu = current_platform.get_device_name() if current_platform.is_cuda() else ""
     mergeable = unmergeable(vllm_config) is None
-    return cost_of_other_types(planned, served, layout, dense, profile_of_gpu(gpu), mergeable)
+    return dtype_mismatch_warning(planned, served, layout, dense, profile_of_gpu(gpu), mergeable)
 
 
 def start_line(
@@ -190,13 +190,13 @@ def _attention(
     from vllm.platforms import current_platform
 
     from vllm_gac.serving.attention.layer import attention_kernels
-    from vllm_gac.serving.config.engine_options import asks_for_gac
+    from vllm_gac.serving.config.engine_options import gac_backend_requested
 
     key, value = layer.key, layer.value
     kernels = attention_kernels(
         CacheGeometry.of(layout, layer),
         vllm_config.load_config.model_loader_extra_config,
-        asks_for_gac(vllm_config),
+        gac_backend_requested(vllm_config),
         vllm_config.cache_config.cache_dtype,
     )
     backend = "GAC" if current_platform.is_cuda() else "GAC_REFERENCE"

@@ -23,7 +23,7 @@ def planned_types(source: Mapping[str, Any]) -> Types | None:
         return None
 
 
-def cost_of_other_types(
+def dtype_mismatch_warning(
     planned: Types,
     served: Types,
     layout: ModelLayout,

@@ -165,7 +165,7 @@ def swiglu_kernel() -> Callable[[torch.Tensor, torch.Tensor], None]:
     return kernel
 
 
-def notes_on(common: "CommonAttentionMetadata") -> dict[str, Any]:
+def step_scratch(common: "CommonAttentionMetadata") -> dict[str, Any]:
     """The attributes of a step's metadata, as a dictionary to which builders may add.
 
     vLLM passes the same metadata to the builders of all classes of heads in a step, but has no

@@ -8,7 +8,7 @@ from vllm_gac.checkpoint.base_model import BaseModel, base_model
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.effort import per_channel
 from vllm_gac.compression.measured import Measured
-from vllm_gac.errors.shown import in_markdown
+from vllm_gac.errors.sanitize import in_markdown
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.planning.expected_loss import perplexity_higher
 from vllm_gac.planning.plan_file import Plan, PlanBudget

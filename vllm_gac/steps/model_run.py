@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vllm_gac.checkpoint.open import Checkpoint, faults
-from vllm_gac.checkpoint.writer import companions_of, write_index
+from vllm_gac.checkpoint.writer import auxiliary_files, write_index
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.runs.workspace import (
@@ -113,7 +113,7 @@ def refuse_broken(source: Checkpoint) -> None:
     """Raise CheckpointError for a model with a fault, or with files that cannot be copied along."""
     for fault in faults(source):
         raise CheckpointError(fault)
-    companions_of(source.directory)
+    auxiliary_files(source.directory)
 
 
 def threads_of(out: Path) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.writer import copy_companions
+from vllm_gac.checkpoint.writer import copy_auxiliary_files
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import ARCHITECTURE
@@ -26,10 +26,10 @@ def refuse_mixed(source: Checkpoint, step: str) -> None:
         )
 
 
-def write_beside(
+def write_config_and_tokenizer(
     source: Checkpoint, layout: ModelLayout, done: Mapping[str, Any], card: str, directory: Path
 ) -> None:
-    """Write the tokenizer and other companions, the config and the model card.
+    """Write the tokenizer and other auxiliary files, the config and the model card.
 
     Args:
         source: The model that was there before.
@@ -38,7 +38,7 @@ def write_beside(
         card: The text of the model card.
         directory: Where the shards are.
     """
-    copy_companions(source.directory, directory)
+    copy_auxiliary_files(source.directory, directory)
     earlier = source.config.gac.source if source.config.gac else {}
     recorded = earlier | base_model(source).recorded()
     if "heal" in done:

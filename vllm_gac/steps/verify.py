@@ -7,7 +7,7 @@ from typing import Any
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import sentence
+from vllm_gac.errors.sanitize import sentence
 from vllm_gac.importers.open_any import open_any_format
 
 

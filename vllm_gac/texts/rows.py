@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vllm_gac.checkpoint.hub import hub_faults
-from vllm_gac.checkpoint.regular_files import opened
+from vllm_gac.checkpoint.regular_files import open_untrusted
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.texts.hub_texts import as_given, data_set, is_data_set
 
@@ -40,7 +40,7 @@ def rows(text: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with opened(path) as file:
+    with open_untrusted(path) as file:
         lines: io.BufferedReader = file
         if path.suffix.lower() == ".gz":  # GzipFile's own lines are slow
             lines = io.BufferedReader(cast(Any, gzip.GzipFile(fileobj=file)))
@@ -80,7 +80,7 @@ def _table_rows(text: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             )
             yield from _read(name, splits)
         return
-    with opened(text):
+    with open_untrusted(text):
         pass
     try:
         yield from _read(

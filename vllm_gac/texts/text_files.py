@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from vllm_gac.checkpoint.regular_files import opened
+from vllm_gac.checkpoint.regular_files import open_untrusted
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.rows import has_rows, rows
 from vllm_gac.texts.tokenizer import ModelTokenizer
@@ -100,7 +100,10 @@ def plain_text(path: Path) -> Iterator[TextIO]:
         raise CheckpointError(
             f"{path}: {kind} files are not read; give UTF-8 text, .jsonl or .parquet"
         )
-    with opened(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+    with (
+        open_untrusted(path) as raw,
+        io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file,
+    ):
         try:
             yield file
         except UnicodeDecodeError as e:

@@ -17,7 +17,7 @@ import torch
 from vllm_gac.checkpoint.locate import refuse_escape
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class ModelTokenizer:
         except Exception as e:  # a template may raise anything
             raise CheckpointError(
                 f"{where}: the model's chat template does not take these messages "
-                f"({shown(e, 400)}); give rows that it takes, or rows with a 'text'"
+                f"({sanitize(e, 400)}); give rows that it takes, or rows with a 'text'"
             ) from e
         return text
 
@@ -138,8 +138,8 @@ def _fault(model: Path, tokenizer: Any) -> str | None:
     theirs, ours = (tokenizer.convert_ids_to_tokens(ids[at : at + 4]) for ids in (found, expected))
     return (
         f"{model / 'tokenizer_config.json'}: transformers, hence vLLM, makes other tokens of text "
-        f"than tokenizer.json: {shown(theirs)}, not {shown(ours)}; if the model was trained with "
-        'those of tokenizer.json, write "tokenizer_class": "PreTrainedTokenizerFast"'
+        f"than tokenizer.json: {sanitize(theirs)}, not {sanitize(ours)}; if the model was trained "
+        'with those of tokenizer.json, write "tokenizer_class": "PreTrainedTokenizerFast"'
     )
 
 
@@ -197,7 +197,7 @@ def _faults_named(model: Path) -> Iterator[None]:
     except (CheckpointError, KeyboardInterrupt, SystemExit, MemoryError, ModuleNotFoundError):
         raise
     except BaseException as e:
-        raise CheckpointError(f"{model}: not a usable tokenizer ({shown(e, 400)})") from e
+        raise CheckpointError(f"{model}: not a usable tokenizer ({sanitize(e, 400)})") from e
 
 
 class _List(list[Any]):

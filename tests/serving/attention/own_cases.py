@@ -33,7 +33,7 @@ QUERIES, CONTEXTS = [1, 1, 1], [37, 1, 20]
 def layer_of(cache_dtype: Any, window: int | None = None) -> Attention:
     """The layer that a model of vLLM's makes, as on a GPU."""
     gpu_backend.__dict__.update(
-        check_own_attention=lambda vllm_config: None,
+        check_gac_on_dense=lambda vllm_config: None,
         attention_kernels=lambda heads, own: Kernels("gac", "gac", "FA3", measured=False),
         installed_gpu=lambda: SimpleNamespace(capability=(9, 0), installed=("FA3",)),
     )
@@ -87,7 +87,7 @@ def error_of(layer: Attention, scales: tuple[torch.Tensor, torch.Tensor] = SCALE
     geometry = CacheGeometry(HEADS, SIZE, KV_HEADS, SIZE, KV_HEADS, SIZE)
     builder = object.__new__(gpu_backend.GacBuilder)
     scratch = decode_scratch(geometry, 1, torch.device("cpu"))
-    vars(builder).update(max_decode_query=1, most_gathered=0, scratch=scratch)
+    vars(builder).update(max_decode_query=1, max_gathered_tokens=0, scratch=scratch)
     query = torch.randn(tokens, HEADS, SIZE, generator=generator)
     output = torch.full_like(query, float("nan"))
     held = cache.view(torch.uint8) if quantized else cache  # as vLLM keeps it

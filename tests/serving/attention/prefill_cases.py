@@ -55,7 +55,7 @@ class Case:
     """One prefill step.
 
     `quantized` says whether the cache is fp8, `by_head` whether each head then has its own scale,
-    `heads_first` whether pages are stored head by head. `most_gathered` and `in_place` are
+    `heads_first` whether pages are stored head by head. `max_gathered_tokens` and `in_place` are
     described in serving/attention/prefill.py.
     """
 
@@ -66,7 +66,7 @@ class Case:
     quantized: bool = False
     by_head: bool = False
     heads_first: bool = False
-    most_gathered: int = 0
+    max_gathered_tokens: int = 0
     in_place: str | None = None
 
 
@@ -118,7 +118,7 @@ def relative_error(case: Case, device: str, dtype: torch.dtype) -> float:
     capability = torch.cuda.get_device_capability() if device == "cuda" else (9, 0)
     on_host = torch.tensor(lengths)
     on_device = on_host.int().to(device)
-    batch = prefill_batch(starts, on_host, on_device, table, case.most_gathered)
+    batch = prefill_batch(starts, on_host, on_device, table, case.max_gathered_tokens)
     layer = PrefillLayer(g, case.kernel, capability, scale, case.window, latent, case.in_place)
     prefill_attention(layer, queries, key, value, cache, batch, found, *scales)
     return float((found.float() - expected).norm() / expected.norm())
@@ -140,12 +140,12 @@ def cases(kernels: list[str]) -> list[Case]:
         found += [Case(HEADS[1], kernel, quantized=True), Case(HEADS[7], kernel, quantized=True)]
         found += [Case(heads, kernel, heads_first=True) for heads in (HEADS[0], HEADS[1], HEADS[7])]
     # Gathered in parts of one or two sequences, whole prompts among them.
-    found += [Case(HEADS[i], "FA4", most_gathered=224) for i in (1, 7)]
-    found += [Case(HEADS[5], "FA3", most_gathered=224)]
+    found += [Case(HEADS[i], "FA4", max_gathered_tokens=224) for i in (1, 7)]
+    found += [Case(HEADS[5], "FA3", max_gathered_tokens=224)]
     found += [Case(HEADS[i], "FA3", quantized=True, by_head=True) for i in (0, 5, 7, 8)]
-    found += [Case(HEADS[1], "FA4", window=50, most_gathered=100, quantized=True)]
+    found += [Case(HEADS[1], "FA4", window=50, max_gathered_tokens=100, quantized=True)]
     # Heads that a kernel which reads pages pads.
-    found += [Case(heads, "FA4", in_place="FA3", most_gathered=224) for heads in HEADS[1:4]]
+    found += [Case(heads, "FA4", in_place="FA3", max_gathered_tokens=224) for heads in HEADS[1:4]]
     return [case for case in found if case.kernel in kernels]
 
 

@@ -50,7 +50,7 @@ def test_a_layer_without_geometry_has_the_heads_that_vllm_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checked: list[Any] = []
-    monkeypatch.setattr(gpu_backend, "check_own_attention", checked.append)
+    monkeypatch.setattr(gpu_backend, "check_gac_on_dense", checked.append)
     config = VllmConfig()
     with set_current_vllm_config(config):
         impl = gpu_backend.GacImpl(*ARGUMENTS)

@@ -38,7 +38,7 @@ def step(queries: list[int], contexts: list[int]) -> Any:
 
 def builder(backend: ModuleType, scratch: str) -> Any:
     made = object.__new__(backend.GacBuilder)
-    vars(made).update(max_decode_query=1, most_gathered=0, scratch=scratch)
+    vars(made).update(max_decode_query=1, max_gathered_tokens=0, scratch=scratch)
     return made
 
 

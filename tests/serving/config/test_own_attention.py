@@ -16,7 +16,7 @@ from tests.serving.stubs import run_on
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.serving.config import cache_layout, engine_options
-from vllm_gac.serving.config.engine_options import asks_for_gac
+from vllm_gac.serving.config.engine_options import gac_backend_requested
 from vllm_gac.serving.config.foreign_code import ForeignCodeHook
 from vllm_gac.serving.loading import decode_fit
 from vllm_gac.serving.plugin import register
@@ -72,7 +72,7 @@ def test_users_name_it_by_one_flag(name: str) -> None:
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     args = parser.parse_args(["--attention-backend", name])
     asked = AttentionConfig(backend=args.attention_backend)
-    assert asks_for_gac(SimpleNamespace(attention_config=asked))  # type: ignore[arg-type]
+    assert gac_backend_requested(SimpleNamespace(attention_config=asked))  # type: ignore[arg-type]
     assert asked.backend is not None
     assert asked.backend.get_path().endswith("gpu_backend.GacBackend")
 

@@ -9,7 +9,7 @@ from vllm.engine.arg_utils import EngineArgs
 from tests.serving.models import HETEROGENEOUS, write_model
 from vllm_gac.errors import CheckpointError
 from vllm_gac.serving.config.parser import GacConfigParser
-from vllm_gac.serving.config.window_overrides import settle_window
+from vllm_gac.serving.config.window_overrides import resolve_window
 from vllm_gac.serving.hf_layouts import check_overridden
 
 LAYERS = [HETEROGENEOUS[0], HETEROGENEOUS[5]]
@@ -34,9 +34,9 @@ def window_of(directory: Path, overrides: dict[str, Any]) -> int | None:
     """The window that vLLM's attention layers get, by the rule of vLLM's arg_utils."""
     _, hf_config = GacConfigParser().parse(directory, trust_remote_code=False)
     hf_config.update(overrides)
-    settle_window(hf_config)
+    resolve_window(hf_config)
     check_overridden(hf_config)
-    settle_window(hf_config)  # vLLM may run the hook on the same config twice
+    resolve_window(hf_config)  # vLLM may run the hook on the same config twice
     kinds = getattr(hf_config, "layer_types", None)
     all_windowed = kinds is None or set(kinds) == {"sliding_attention"}
     window: int | None = hf_config.sliding_window if all_windowed else None

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub import files_of
-from vllm_gac.steps.max_loss.attempt import Try
+from vllm_gac.steps.max_loss.attempt import Attempt
 from vllm_gac.steps.max_loss.record import record
 
 TRIES = [
-    Try(0.0055, 0.0054, 0.83, 1.013, 1.009, 1.017, 40_000, []),
-    Try(0.003, 0.0029, 0.87, 1.006, 1.0035, 1.0085, 40_000, []),
-    Try(0.004, 0.0039, 0.853, 1.008, 1.0055, 1.0098, 40_000, []),
+    Attempt(0.0055, 0.0054, 0.83, 1.013, 1.009, 1.017, 40_000, []),
+    Attempt(0.003, 0.0029, 0.87, 1.006, 1.0035, 1.0085, 40_000, []),
+    Attempt(0.004, 0.0039, 0.853, 1.008, 1.0055, 1.0098, 40_000, []),
 ]
 
 

@@ -7,21 +7,21 @@ import pytest
 
 from tests.support.command import error
 from tests.support.dense_models import config, write, write_text
-from vllm_gac.steps.max_loss.attempt import Try
+from vllm_gac.steps.max_loss.attempt import Attempt
 from vllm_gac.steps.max_loss.search import MAX_TRIES, next_expected
 
 
-def measured(planned_for: float, lost: float) -> Try:
+def measured(planned_for: float, lost: float) -> Attempt:
     """A try whose interval ends `lost` nats above the dense model."""
     high = math.exp(lost)
-    return Try(planned_for, planned_for, 1.0, high, high, high, 1000, [])
+    return Attempt(planned_for, planned_for, 1.0, high, high, high, 1000, [])
 
 
 @pytest.mark.parametrize("times", [0.3, 0.6, 1.8, 3.4, 10.0])
 @pytest.mark.parametrize("power", [0.8, 1.0, 1.4])
 def test_few_tries_reach_the_asked_loss(times: float, power: float) -> None:
     """Whatever the curve is: the measured loss over the expected one, and how it bends."""
-    most, tries = math.log1p(0.01), list[Try]()
+    most, tries = math.log1p(0.01), list[Attempt]()
     while (expected := next_expected(most, tries)) is not None:
         tries.append(measured(expected, times * most * (expected / most) ** power))
     assert len(tries) <= MAX_TRIES

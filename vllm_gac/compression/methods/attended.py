@@ -3,7 +3,7 @@
 import torch
 
 
-def spread_output(
+def expand_o_proj(
     output: torch.Tensor, value_heads: int, head_dim: int, group: int
 ) -> torch.Tensor:
     """o_proj for query heads that read `group` value heads, of which they use only their own.

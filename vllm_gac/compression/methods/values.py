@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from vllm_gac.compression.methods.attended import own_columns, spread_output
+from vllm_gac.compression.methods.attended import expand_o_proj, own_columns
 from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
 from vllm_gac.compression.methods.biases import with_bias, without_bias
 from vllm_gac.compression.methods.factorization import Factorization, factorize
@@ -31,7 +31,7 @@ class Values:
         """Mean squared error of the output of o_proj at every size, before o_proj is refitted."""
         layout, (_, output, covariance) = layer.layout, self._inputs(layer)
         heads, size = layout.num_key_value_heads, layout.head_dim
-        dense_output = spread_output(output.double(), heads, size, self.group)
+        dense_output = expand_o_proj(output.double(), heads, size, self.group)
         factors = _factors(dense_output, covariance, heads // self.group, size * self.group)
         return tail_sums(torch.stack([f.singular_values.square() for f in factors]).sum(0))
 
@@ -114,7 +114,7 @@ def merge_values(
     narrow = value.shape[0] // value_heads
     groups, wide = value_heads // group, narrow * group
     query_heads = output.shape[1] // narrow
-    dense_output = spread_output(output.double(), value_heads, narrow, group)
+    dense_output = expand_o_proj(output.double(), value_heads, narrow, group)
     covariance = covariance.double()
     ridge = _RIDGE * covariance.diagonal().mean()
     covariance = covariance + ridge * torch.eye(len(covariance), device=output.device)

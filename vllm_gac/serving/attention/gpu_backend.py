@@ -39,15 +39,15 @@ from vllm_gac.serving.attention.prefill import (
     prefill_batches,
 )
 from vllm_gac.serving.attention.prefill_kernels import in_place_kernel, installed_gpu
-from vllm_gac.serving.attention.prefill_memory import most_gathered, prefill_bytes
+from vllm_gac.serving.attention.prefill_memory import max_gathered_tokens, prefill_bytes
 from vllm_gac.serving.attention.prefill_warmup import compile_prefill_kernels
 from vllm_gac.serving.config.engine_options import (
     DTYPES,
     KV_CACHE_DTYPES,
     MAX_DECODE_QUERY,
-    check_own_attention,
+    check_gac_on_dense,
 )
-from vllm_gac.serving.vllm_internals import notes_on
+from vllm_gac.serving.vllm_internals import step_scratch
 
 # Most sequences in one prefill call. For more, FlashAttention 4 compiles other kernels, which takes
 # seconds.
@@ -99,7 +99,7 @@ class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         self.max_decode_query = min(self.reorder_batch_threshold or 1, MAX_DECODE_QUERY)
         self.reorder_batch_threshold = self.max_decode_query
-        self.most_gathered = most_gathered(vllm_config, device)
+        self.max_gathered_tokens = max_gathered_tokens(vllm_config, device)
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
         for name, layer in layers.items():
             _check_sizes(name, layer)
@@ -123,14 +123,14 @@ class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> GacMetadata:
-        step = step_of(common_attn_metadata, self.max_decode_query, self.most_gathered)
+        step = step_of(common_attn_metadata, self.max_decode_query, self.max_gathered_tokens)
         return GacMetadata(step, self.scratch)
 
     def build_for_drafting(
         self, common_attn_metadata: CommonAttentionMetadata, draft_index: int
     ) -> GacMetadata:
         """Build anew each time: a speculator changes its batch in place from draft to draft."""
-        step = _build_step(common_attn_metadata, self.max_decode_query, self.most_gathered)
+        step = _build_step(common_attn_metadata, self.max_decode_query, self.max_gathered_tokens)
         return GacMetadata(step, self.scratch)
 
 
@@ -150,7 +150,7 @@ def _check_sizes(name: str, layer: Attention) -> None:
 
 
 def step_of(
-    common: CommonAttentionMetadata, max_decode_query: int, most_gathered: int
+    common: CommonAttentionMetadata, max_decode_query: int, max_gathered_tokens: int
 ) -> StepBatch:
     """The batch that `common` describes, built once for all builders.
 
@@ -160,7 +160,7 @@ def step_of(
     Args:
         common: vLLM's description of the batch, decoding requests first.
         max_decode_query: Most query tokens of a request that counts as decoding.
-        most_gathered: Tokens of context whose rows are gathered at once; 0 for no limit.
+        max_gathered_tokens: Tokens of context whose rows are gathered at once; 0 for no limit.
     """
     built_from = (
         common.query_start_loc,
@@ -171,18 +171,18 @@ def step_of(
         common.num_actual_tokens,
         common.max_query_len,
         max_decode_query,
-        most_gathered,
+        max_gathered_tokens,
     )
-    known: tuple[tuple[object, ...], StepBatch] | None = notes_on(common).get(_NOTE)
+    known: tuple[tuple[object, ...], StepBatch] | None = step_scratch(common).get(_NOTE)
     if known is not None and all(map(operator.is_, known[0], built_from)):
         return known[1]
-    step = _build_step(common, max_decode_query, most_gathered)
-    notes_on(common)[_NOTE] = built_from, step
+    step = _build_step(common, max_decode_query, max_gathered_tokens)
+    step_scratch(common)[_NOTE] = built_from, step
     return step
 
 
 def _build_step(
-    common: CommonAttentionMetadata, max_decode_query: int, most_gathered: int
+    common: CommonAttentionMetadata, max_decode_query: int, max_gathered_tokens: int
 ) -> StepBatch:
     decodes, prefills, decode_tokens, _ = split_decodes_and_prefills(
         common, decode_threshold=max_decode_query
@@ -193,7 +193,9 @@ def _build_step(
         decode_lengths=common.seq_lens[:decodes],
         decode_block_table=common.block_table_tensor[:decodes],
         max_decode_query=max_decode_query,
-        prefills=_prefills(common, decodes, decodes + prefills, max_decode_query, most_gathered),
+        prefills=_prefills(
+            common, decodes, decodes + prefills, max_decode_query, max_gathered_tokens
+        ),
     )
 
 
@@ -202,7 +204,7 @@ def _prefills(
     first: int,
     last: int,
     max_decode_query: int,
-    most_gathered: int,
+    max_gathered_tokens: int,
 ) -> tuple[tuple[slice, PrefillBatch], ...]:
     """Requests `first` to `last`, in batches small enough for the kernels compiled ahead."""
     if first == last:
@@ -220,7 +222,7 @@ def _prefills(
         common.seq_lens,
         common.block_table_tensor,
         [slice(begin, min(begin + MAX_SEQUENCES, last)) for begin in begins],
-        most_gathered,
+        max_gathered_tokens,
     )
 
 
@@ -231,7 +233,7 @@ class GacImpl(PackedImpl[GacMetadata]):
         super().__init__(*args, **kwargs)
         self.vllm_config = get_current_vllm_config()
         if self.prefill is None:  # a layer of vLLM's own, whose model names this backend
-            check_own_attention(self.vllm_config)
+            check_gac_on_dense(self.vllm_config)
             kernels = attention_kernels(self.geometry, own=True)
             announce(self.geometry, kernels)
             self.prefill = kernels.prefill
@@ -336,7 +338,7 @@ class GacImpl(PackedImpl[GacMetadata]):
 
     def _reserve(self, query: torch.Tensor) -> None:
         """Allocate, and free at once, the most memory that prefill takes beside its arguments."""
-        gathered = most_gathered(self.vllm_config, query.device)
+        gathered = max_gathered_tokens(self.vllm_config, query.device)
         size = prefill_bytes(
             self.prefill_layer, query.shape[0], gathered, self.quantized, query.dtype
         )

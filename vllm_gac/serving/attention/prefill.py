@@ -100,7 +100,7 @@ def prefill_batch(
     context_lengths: torch.Tensor,
     lengths: torch.Tensor,
     block_table: torch.Tensor,
-    most_gathered: int = 0,
+    max_gathered_tokens: int = 0,
 ) -> PrefillBatch:
     """Describe a batch of n sequences.
 
@@ -109,7 +109,7 @@ def prefill_batch(
         context_lengths: Context lengths, new tokens included, [n] on the host.
         lengths: The same context lengths on the device, int32 [n].
         block_table: Pages of each sequence, int32 [n, blocks] on the device.
-        most_gathered: Most tokens of context that are gathered at once; 0 for no limit. A single
+        max_gathered_tokens: Tokens of context that are gathered at once; 0 for no limit. A single
             longer sequence is gathered as a whole.
     """
     query_lengths = query_starts[1:] - query_starts[:-1]
@@ -118,8 +118,8 @@ def prefill_batch(
     on_device = starts.to(lengths.device, non_blocking=True)  # one copy for both tensors
     tokens = int(context_starts[-1])
     parts: tuple[tuple[slice, PrefillBatch], ...] = ()
-    if most_gathered and tokens > most_gathered and len(context_lengths) > 1:
-        runs = runs_within(context_lengths.tolist(), most_gathered)
+    if max_gathered_tokens and tokens > max_gathered_tokens and len(context_lengths) > 1:
+        runs = runs_within(context_lengths.tolist(), max_gathered_tokens)
         parts = prefill_batches(query_starts, context_lengths, lengths, block_table, runs)
     return PrefillBatch(
         query_starts=on_device[0],
@@ -141,14 +141,18 @@ def prefill_batches(
     lengths: torch.Tensor,
     block_table: torch.Tensor,
     runs: Iterable[slice],
-    most_gathered: int = 0,
+    max_gathered_tokens: int = 0,
 ) -> tuple[tuple[slice, PrefillBatch], ...]:
     """One batch for each of `runs` of these sequences, after the slice of its token rows."""
 
     def batch_of(run: slice) -> tuple[slice, PrefillBatch]:
         starts = query_starts[run.start : run.stop + 1]
         batch = prefill_batch(
-            starts - starts[0], context_lengths[run], lengths[run], block_table[run], most_gathered
+            starts - starts[0],
+            context_lengths[run],
+            lengths[run],
+            block_table[run],
+            max_gathered_tokens,
         )
         return slice(int(starts[0]), int(starts[-1])), batch
 

@@ -37,7 +37,7 @@ def prefill_layers(vllm_config: VllmConfig) -> Iterator[tuple[Attention, Prefill
             yield layer, prefill
 
 
-def most_gathered(vllm_config: VllmConfig, device: torch.device) -> int:
+def max_gathered_tokens(vllm_config: VllmConfig, device: torch.device) -> int:
     """Most tokens of context whose rows are gathered at once; 0 if no layer gathers."""
     dtype = vllm_config.model_config.dtype
     widest_row = max(
@@ -89,7 +89,7 @@ def prefill_bytes(
     Args:
         layer: Heads and kernels of the layer.
         tokens: Query tokens of the step.
-        gathered: Most tokens of context that are gathered at once, as `most_gathered` returns.
+        gathered: What `max_gathered_tokens` returns.
         quantized: Whether the KV cache is fp8.
         dtype: Dtype of queries and of gathered rows.
     """

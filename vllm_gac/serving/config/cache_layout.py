@@ -15,7 +15,7 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.serving.config.engine_options import asks_for_gac
+from vllm_gac.serving.config.engine_options import gac_backend_requested
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -52,7 +52,7 @@ def choose_cache_layout(vllm_config: "VllmConfig") -> None:
         # connector later.
         vllm_config.kv_transfer_config,
         vllm_config.cache_config.kv_offloading_size,
-        None if asks_for_gac(vllm_config) else attention.backend,
+        None if gac_backend_requested(vllm_config) else attention.backend,
         attention.backend_per_kind or None,
         vllm_config.speculative_config,  # a drafter's backend may not take it
         vllm_config.cache_config.kv_cache_layout,

@@ -7,8 +7,8 @@ others would fail later at a tensor's shape, with an error that does not name th
 from typing import TYPE_CHECKING
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
-from vllm_gac.serving.loading.as_read import as_read
+from vllm_gac.errors.sanitize import sanitize
+from vllm_gac.serving.loading.original_config import original_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -40,13 +40,13 @@ def check_dims(hf_config: "PreTrainedConfig") -> None:
     Raises:
         CheckpointError: A dim is not what config.json says.
     """
-    original, current = as_read(hf_config), hf_config.to_dict()
+    original, current = original_config(hf_config), hf_config.to_dict()
     if original is None:
         return
     for key in (*FIXED, *FIXED_OF_EXPERTS):
         before, after = original.get(key), current.get(key)
         if before != after:
-            changed = "" if key == "gac" else f" from {shown(before)} to {shown(after)}"
+            changed = "" if key == "gac" else f" from {sanitize(before)} to {sanitize(after)}"
             raise CheckpointError(
                 f"--hf-overrides: changes {key}{changed}, but the tensors of a gac model have the "
                 "dims that its config.json says; leave it out"

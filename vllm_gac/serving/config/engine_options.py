@@ -100,7 +100,7 @@ def check_backends(vllm_config: "VllmConfig") -> None:
     """
     attention = vllm_config.attention_config
     named = [attention.backend, *dict(attention.backend_per_kind).values()]
-    whole = asks_for_gac(vllm_config)
+    whole = gac_backend_requested(vllm_config)
     ours = [backend.name for backend in named[whole:] if backend and backend.name in BACKENDS]
     if ours:
         raise CheckpointError(
@@ -129,7 +129,7 @@ def _check_drafter(vllm_config: "VllmConfig") -> None:
             f"--speculative-config: attention_backend is {named.name}, which was not tried with "
             "drafters; name another one"
         )
-    if not asks_for_gac(vllm_config) or not vllm_config.use_v2_model_runner:
+    if not gac_backend_requested(vllm_config) or not vllm_config.use_v2_model_runner:
         return
     if speculative.method == "draft_model":
         raise CheckpointError(
@@ -145,13 +145,13 @@ def _check_drafter(vllm_config: "VllmConfig") -> None:
         )
 
 
-def asks_for_gac(vllm_config: "VllmConfig") -> bool:
+def gac_backend_requested(vllm_config: "VllmConfig") -> bool:
     """Whether the user names our backend for all layers."""
     backend = vllm_config.attention_config.backend
     return backend is not None and backend.name == GAC
 
 
-def check_own_attention(vllm_config: "VllmConfig") -> None:
+def check_gac_on_dense(vllm_config: "VllmConfig") -> None:
     """Check that our attention can serve the layers of vLLM's own model.
 
     Raises:

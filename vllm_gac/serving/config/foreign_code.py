@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_gac.checkpoint.strict_json import MAX_BYTES, read_bounded, read_json
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.names import ARCHITECTURE
 
@@ -47,16 +47,16 @@ class ForeignCodeHook:
         # Not at the top: the parser imports this module before vLLM's registries are there.
         from vllm_gac.serving.config.cache_layout import choose_cache_layout
         from vllm_gac.serving.config.engine_options import (
-            asks_for_gac,
             check_backends,
-            check_own_attention,
+            check_gac_on_dense,
+            gac_backend_requested,
         )
-        from vllm_gac.serving.config.quantization import settle_cache_dtype
+        from vllm_gac.serving.config.quantization import resolve_cache_dtype
 
         check_backends(vllm_config)
-        if asks_for_gac(vllm_config):
-            settle_cache_dtype(vllm_config)  # what is checked depends on it
-            check_own_attention(vllm_config)
+        if gac_backend_requested(vllm_config):
+            resolve_cache_dtype(vllm_config)  # what is checked depends on it
+            check_gac_on_dense(vllm_config)
             choose_cache_layout(vllm_config)
 
 
@@ -84,7 +84,7 @@ def refuse_foreign_code(
         where, architectures = "--hf-overrides", overrides["architectures"]
     if architectures != [ARCHITECTURE]:
         raise CheckpointError(
-            f'{where}: architectures is {shown(architectures)}, and {model} has a "gac" object: '
+            f'{where}: architectures is {sanitize(architectures)}, and {model} has a "gac" object: '
             "vLLM's code for another architecture would not check its tensors; it must be "
             f"{[ARCHITECTURE]}"
         )

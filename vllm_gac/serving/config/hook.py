@@ -18,9 +18,9 @@ from vllm_gac.serving.config.engine_options import (
 from vllm_gac.serving.config.experts import check_experts
 from vllm_gac.serving.config.kv_transfer import check_kv_transfer
 from vllm_gac.serving.config.padding import align_config
-from vllm_gac.serving.config.quantization import settle_cache_dtype
+from vllm_gac.serving.config.quantization import resolve_cache_dtype
 from vllm_gac.serving.config.tensor_parallel import shard_config
-from vllm_gac.serving.config.window_overrides import settle_window
+from vllm_gac.serving.config.window_overrides import resolve_window
 from vllm_gac.serving.hf_layouts import check_overridden, layout_of_hf, stored_layout
 from vllm_gac.serving.loading.decode_fit import check_decode_kernel
 from vllm_gac.serving.loading.preflight import preflight
@@ -50,7 +50,7 @@ class GacConfigHook:
         refuse_if_unregistered()
         check_role(model_config)
         check_dims(model_config.hf_config)
-        settle_window(model_config.hf_config)
+        resolve_window(model_config.hf_config)
         check_rope(model_config.hf_config)
         check_overridden(model_config.hf_config)
         check_cache_scheme(model_config.hf_config)
@@ -63,7 +63,7 @@ class GacConfigHook:
         """
         model_config, load_config = vllm_config.model_config, vllm_config.load_config
         _choose_load_format(load_config)
-        settle_cache_dtype(vllm_config)
+        resolve_cache_dtype(vllm_config)
         check_experts(vllm_config, stored_layout(model_config.hf_config))
         check_download_dir(model_config, load_config)
         _preflight(Path(model_config.model), vllm_config)

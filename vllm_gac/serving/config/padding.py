@@ -8,7 +8,7 @@ from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.errors import CheckpointError
 from vllm_gac.serving.config.merging import merged_layout
 from vllm_gac.serving.config.quantization import requested_quantization
-from vllm_gac.serving.hf_layouts import serve_as, stored_layout
+from vllm_gac.serving.hf_layouts import set_served_layout, stored_layout
 from vllm_gac.serving.loading.options import loader_options
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def align_config(vllm_config: "VllmConfig") -> None:
     stored = stored_layout(model_config.hf_config)
     if options.merge_factors:
         stored = merged_layout(vllm_config, stored)
-        serve_as(model_config, stored)
+        set_served_layout(model_config, stored)
     tp = vllm_config.parallel_config.tensor_parallel_size
     quantized = requested_quantization(vllm_config)
     padded = padded_layout(stored, options.align or "minimal", options.gpu, tp, quantized)
@@ -54,7 +54,7 @@ def align_config(vllm_config: "VllmConfig") -> None:
             "that a trainer sends would not fit; serve what 'vllm-gac repair' makes of it, or give "
             '--model-loader-extra-config \'{"align": "none"}\''
         )
-    serve_as(model_config, padded)
+    set_served_layout(model_config, padded)
     pairs = zip(stored.dims(), padded.dims(), strict=True)
     logger.info(
         "Padding %d dims with zeros: %+.2f %% parameters, %+.2f %% KV cache; "

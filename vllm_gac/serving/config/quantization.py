@@ -20,7 +20,7 @@ def requested_quantization(vllm_config: "VllmConfig") -> QuantizationMultiples:
     return QuantizationMultiples(math.lcm(*multiples), FP8_CACHE_MULTIPLE if fp8_cache else 1)
 
 
-def settle_cache_dtype(vllm_config: "VllmConfig") -> None:
+def resolve_cache_dtype(vllm_config: "VllmConfig") -> None:
     """Set the cache dtype that config.json's `kv_cache_scheme` asks for, unless the user has.
 
     vLLM does so when it builds the first attention layer, after kernels and sizes are chosen.

@@ -6,7 +6,7 @@ from vllm.logger import init_logger
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.tensor_parallel import check_split, repeated_heads
-from vllm_gac.serving.hf_layouts import layout_of_hf, serve_as
+from vllm_gac.serving.hf_layouts import layout_of_hf, set_served_layout
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -41,7 +41,7 @@ def shard_config(vllm_config: "VllmConfig") -> None:
             f"have to be repeated, but {reason}; use at most {heads}"
         )
     logger.info("Repeating key and value heads, so that each of %d ranks has one", tp)
-    serve_as(model_config, served)
+    set_served_layout(model_config, served)
 
 
 def _unrepeatable(vllm_config: "VllmConfig") -> str | None:

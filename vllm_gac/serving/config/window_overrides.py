@@ -7,8 +7,8 @@ keys of the finished config, and then reads `sliding_window` and `layer_types` o
 from typing import TYPE_CHECKING, Any
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
-from vllm_gac.serving.loading.as_read import as_read
+from vllm_gac.errors.sanitize import sanitize
+from vllm_gac.serving.loading.original_config import original_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _READ_ONCE = ("use_sliding_window", "max_window_layers", "layer_types")
 
 
-def settle_window(hf_config: "PreTrainedConfig") -> None:
+def resolve_window(hf_config: "PreTrainedConfig") -> None:
     """Check that options about windows take effect, and let all keys say what they ended in.
 
     Without a window, by --disable-sliding-window or an override, no layer has one.
@@ -29,7 +29,7 @@ def settle_window(hf_config: "PreTrainedConfig") -> None:
         CheckpointError: An override changes a key that is not read any more, or gives a window to
             layers that config.json says have none.
     """
-    original, current = as_read(hf_config), hf_config.to_dict()
+    original, current = original_config(hf_config), hf_config.to_dict()
     if original is None:
         return
     window, before = current.get("sliding_window"), original.get("sliding_window")
@@ -42,9 +42,9 @@ def settle_window(hf_config: "PreTrainedConfig") -> None:
             raise CheckpointError(f"--hf-overrides: changes {key}{_no_effect(key, current)}")
     if window != before and "full_attention" in kinds:
         raise CheckpointError(
-            f"--hf-overrides: changes sliding_window to {shown(window)}, but config.json says that "
-            f"{kinds.count('full_attention')} of {len(kinds)} layers have none, and vLLM gives "
-            "them none; change it in config.json, with use_sliding_window and max_window_layers"
+            f"--hf-overrides: changes sliding_window to {sanitize(window)}, but config.json says "
+            f"that {kinds.count('full_attention')} of {len(kinds)} layers have none, and vLLM "
+            "gives none; change it in config.json, with use_sliding_window and max_window_layers"
         )
 
 
@@ -52,7 +52,7 @@ def _no_effect(key: str, current: dict[str, Any]) -> str:
     value, instead = current.get(key), "change it in config.json instead"
     if key == "use_sliding_window" and value is False:
         instead = 'for no window, give {"sliding_window": null}'
-    return f" to {shown(value)}, which has no effect after config.json is read; {instead}"
+    return f" to {sanitize(value)}, which has no effect after config.json is read; {instead}"
 
 
 def _turn_off(hf_config: "PreTrainedConfig", kinds: list[Any]) -> None:

@@ -18,7 +18,7 @@ from vllm_gac.checkpoint.headers import TensorInfo, read_headers
 from vllm_gac.checkpoint.locate import locate_weights
 from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.serving.loading.preflight import MAX_FAULTS_SHOWN
 
@@ -70,9 +70,9 @@ def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str
         _layers_without_scales(tensors, layout, quantization),
         _unknown_tensors(tensors, layout),
     )
-    shown = list(itertools.islice(faults, MAX_FAULTS_SHOWN))
-    if shown:
-        raise CheckpointError(f"refusing to serve {directory}: {'; '.join(shown)}")
+    named = list(itertools.islice(faults, MAX_FAULTS_SHOWN))
+    if named:
+        raise CheckpointError(f"refusing to serve {directory}: {'; '.join(named)}")
 
 
 def check_cache_scheme(hf_config: "PreTrainedConfig") -> None:
@@ -98,7 +98,7 @@ def _strategy(scheme: Mapping[str, Any] | None) -> object:
     return (scheme or {}).get("strategy", _ONE_SCALE)
 
 
-def packed_alike(
+def check_weight_quantization(
     weights: "Iterable[tuple[str, torch.Tensor]]",
     parameters: "Mapping[str, torch.Tensor]",
     mapper: "WeightsMapper",
@@ -144,7 +144,7 @@ def _missing_or_misshapen(tensors: Mapping[str, TensorInfo], layout: ModelLayout
             shared = (1, *shape[1:]) if name.endswith(".rope_inv_freq") else shape
             if stored not in (shape, shared):
                 where = f"{tensors[name].file}: {name}"
-                yield f"{where}: shape {shown(list(stored))}, expected {list(shape)}"
+                yield f"{where}: shape {sanitize(list(stored))}, expected {list(shape)}"
         elif not (name.endswith(".weight") and _module(name) in packed):
             yield f"{name}: missing, expected shape {list(shape)}"
 
@@ -170,7 +170,7 @@ def _misshapen_packed(
         rows, columns = shape
         if packed.shape[:1] != (rows,):
             where = f"{packed.file}: {name}_packed"
-            yield f"{where}: shape {shown(list(packed.shape))}, expected {rows} rows"
+            yield f"{where}: shape {sanitize(list(packed.shape))}, expected {rows} rows"
         groups = scale.shape[-1] if scale is not None and len(scale.shape) == 2 else 1
         whole = {columns if size in (None, -1) else size for size in sizes}
         if scale is not None and whole and all(groups * size != columns for size in whole):
@@ -189,7 +189,7 @@ def _unscaled(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
     for name, info in tensors.items():
         eight_bits = info.dtype in _EIGHT_BITS and _leaf(name) == "weight"
         if (eight_bits or _leaf(name) in _PACKED) and _module(name) not in scaled:
-            yield f"{info.file}: {shown(name)}: has dtype {info.dtype}, but no scale"
+            yield f"{info.file}: {sanitize(name)}: has dtype {info.dtype}, but no scale"
 
 
 def _faulty_cache_scales(
@@ -249,7 +249,7 @@ def _unknown_tensors(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> 
         if scaled is not None and int(scaled[1]) < len(layout.layers):
             continue
         if name not in known and _module(name) not in modules:
-            yield f"{info.file}: {shown(name)}: not part of the model"
+            yield f"{info.file}: {sanitize(name)}: not part of the model"
 
 
 def _module(name: str) -> str:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.serving.hf_layouts import stored_layout
-from vllm_gac.serving.loading.as_read import as_read
+from vllm_gac.serving.loading.original_config import original_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -33,7 +33,7 @@ def check_rope(hf_config: "PreTrainedConfig") -> None:
         CheckpointError: It changes RoPE and a layer has a table of its own, or it gives a key that
             is not read beside rope_parameters.
     """
-    current, original = hf_config.to_dict(), as_read(hf_config)
+    current, original = hf_config.to_dict(), original_config(hf_config)
     if original is None:
         return
     rope = current["rope_parameters"] or {}
@@ -56,8 +56,8 @@ def check_rope(hf_config: "PreTrainedConfig") -> None:
         if rope.get(key) != value != original.get(key):
             spelled = json.dumps({"rope_parameters": rope | beside})
             raise CheckpointError(
-                f"--hf-overrides: changes {key} to {shown(value)} and leaves rope_parameters as "
-                f"they are, which have it, too; give '{shown(spelled, _SPELLED_BYTES)}'"
+                f"--hf-overrides: changes {key} to {sanitize(value)} and leaves rope_parameters as "
+                f"they are, which have it, too; give '{sanitize(spelled, _SPELLED_BYTES)}'"
             )
 
 

@@ -27,7 +27,7 @@ from vllm.model_executor.models.utils import (
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.serving.hf_layouts import layout_of_hf
-from vllm_gac.serving.loading.quantized_checkpoint import packed_alike
+from vllm_gac.serving.loading.quantized_checkpoint import check_weight_quantization
 from vllm_gac.serving.model.fp8_linear import Fp8Linear, Quantized, normed
 from vllm_gac.serving.model.fused_linears import is_eager_cuda, is_plain, warmup
 from vllm_gac.serving.model.linear import (
@@ -91,7 +91,7 @@ class GacMLP(nn.Module):
         x, _ = self.down_proj(self._gated(x))
         return x
 
-    def of_quantized(self, x: Quantized, dtype: torch.dtype) -> torch.Tensor:
+    def forward_fp8(self, x: Quantized, dtype: torch.dtype) -> torch.Tensor:
         """The same of an input in FP8; only where `fp8_gate_up` takes it."""
         assert self.fp8_gate_up is not None
         gate_up = self.fp8_gate_up.multiply(x, dtype)
@@ -169,7 +169,7 @@ class GacDecoderLayer(nn.Module):
         if fp8_qkv is not None and fp8_qkv.takes_quantized(hidden_states):
             quantized, residual = normed(self.input_layernorm, hidden_states, residual)
             qkv = fp8_qkv.multiply(quantized, dtype)
-            hidden_states = self.self_attn.of_qkv(positions, qkv)
+            hidden_states = self.self_attn.forward_qkv(positions, qkv)
         else:
             if residual is None:
                 residual = hidden_states
@@ -179,7 +179,7 @@ class GacDecoderLayer(nn.Module):
             hidden_states = self.self_attn(positions, hidden_states)
         if fp8_gate_up is not None and fp8_gate_up.takes_quantized(hidden_states):
             quantized, residual = normed(self.post_attention_layernorm, hidden_states, residual)
-            return self.mlp.of_quantized(quantized, dtype), residual
+            return self.mlp.forward_fp8(quantized, dtype), residual
         hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
         return self.mlp(hidden_states), residual
 
@@ -191,7 +191,7 @@ class GacModel(LlamaModel):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load checkpoint tensors into the linear layers that each layer has, fused or not."""
         mapper = WeightsMapper(orig_to_new_stacked=self._stacked_names())
-        checked = packed_alike(weights, dict(self.named_parameters()), mapper)
+        checked = check_weight_quantization(weights, dict(self.named_parameters()), mapper)
         return AutoWeightsLoader(self).load_weights(checked, mapper=mapper)
 
     def _stacked_names(self) -> dict[str, tuple[str, str | int]]:

@@ -21,7 +21,7 @@ from vllm_gac.layout.qk_norm import norm_heads, norm_latents
 from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
 from vllm_gac.layout.schema import HfConfig, RopeParameters
 from vllm_gac.serving.attention.layer import GacAttention, announce, attention_kernels
-from vllm_gac.serving.config.engine_options import asks_for_gac
+from vllm_gac.serving.config.engine_options import gac_backend_requested
 from vllm_gac.serving.loading.quantized_checkpoint import is_scaled_by_head
 from vllm_gac.serving.model.fp8_linear import Fp8Linear
 from vllm_gac.serving.model.linear import Shards, add_column_parallel, project, row_parallel
@@ -80,7 +80,7 @@ class GacSelfAttention(nn.Module):
         """positions [tokens], hidden_states [tokens, hidden] -> [tokens, hidden]."""
         return self._attend(positions, *self._project(hidden_states))
 
-    def of_qkv(self, positions: torch.Tensor, qkv: torch.Tensor) -> torch.Tensor:
+    def forward_qkv(self, positions: torch.Tensor, qkv: torch.Tensor) -> torch.Tensor:
         """The same of queries, keys and values beside each other, as `qkv_proj` gives them."""
         return self._attend(positions, *self._split(qkv))
 
@@ -224,7 +224,7 @@ class GacSelfAttention(nn.Module):
         kernels = attention_kernels(
             geometry,
             vllm_config.load_config.model_loader_extra_config,
-            asks_for_gac(vllm_config),
+            gac_backend_requested(vllm_config),
             vllm_config.cache_config.cache_dtype,
         )
         announce(geometry, kernels)

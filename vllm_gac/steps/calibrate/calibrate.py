@@ -49,7 +49,7 @@ _FEW_HELD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StatsSpec:
     """What a statistics file is to hold.
 
     Attributes:
@@ -65,7 +65,7 @@ class Kept:
     value_group: int
 
     @classmethod
-    def to_plan(cls, layout: ModelLayout, methods: Sequence[str]) -> "Kept":
+    def to_plan(cls, layout: ModelLayout, methods: Sequence[str]) -> "StatsSpec":
         """What plans of `methods` need, and compression by them, of a dense model of `layout`."""
         group = largest_value_group(layout) if "heads" in methods else 1
         return cls(methods, covariances_of(methods), metrics_of(methods), group)
@@ -140,7 +140,7 @@ def calibrate(
     checkpoint = open_dense(directory)
     if fault := experts_fault(checkpoint.layout, request.methods):
         raise CheckpointError(f"{directory}: {fault}")
-    kept = Kept.to_plan(checkpoint.layout, request.methods)
+    kept = StatsSpec.to_plan(checkpoint.layout, request.methods)
     files = calibration_texts(directory, texts)
     tokens = request.max_tokens, request.sequence_length
     write_statistics(checkpoint, files, out, kept, *tokens, device, progress)
@@ -150,7 +150,7 @@ def write_statistics(
     checkpoint: Checkpoint,
     texts: Sequence[Path],
     out: Path,
-    kept: Kept,
+    kept: StatsSpec,
     max_tokens: int | None,
     sequence_length: int,
     device: str,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_gac import demo
-from vllm_gac.checkpoint.regular_files import opened
+from vllm_gac.checkpoint.regular_files import open_untrusted
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.hub_texts import as_given, is_data_set, local_texts
 
@@ -59,7 +59,7 @@ def sha256_of(text: Path) -> str:
     """What identifies a text on --resume: the SHA-256 of a file, the commit of a data set."""
     if is_data_set(text):
         return as_given(text)
-    with opened(text) as file:
+    with open_untrusted(text) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -30,7 +30,7 @@ from vllm_gac.steps.compress.write import write_compressed
 from vllm_gac.steps.evaluate.compare import Baseline
 from vllm_gac.steps.evaluate.measured_model import measure_model
 from vllm_gac.steps.max_loss.healed_attempts import HealingTries
-from vllm_gac.steps.max_loss.search import MAX_TRIES, reach_loss
+from vllm_gac.steps.max_loss.search import MAX_TRIES, search_max_loss
 from vllm_gac.steps.measurement import Measurement
 from vllm_gac.steps.model_run import Output
 
@@ -183,7 +183,7 @@ def compress(
                     device=device,
                     progress=progress,
                 )
-                chosen, reached = reach_loss(
+                chosen, reached = search_max_loss(
                     checkpoint, chosen, stats, run.work, write, baseline.compare, healing
                 )
             else:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import Checkpoint, open_dense
-from vllm_gac.checkpoint.writer import companions_of, fingerprint, size_and_time
+from vllm_gac.checkpoint.writer import auxiliary_files, fingerprint, size_and_time
 from vllm_gac.compression.measured import covariances_for, metrics_for
 from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.errors import CheckpointError
@@ -15,7 +15,7 @@ from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_layout, read_plan
 from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.calibrate.calibrate import Kept
+from vllm_gac.steps.calibrate.calibrate import StatsSpec
 from vllm_gac.steps.calibrate.text import calibration_texts, sha256_of, text_files
 from vllm_gac.steps.compress.request import CompressRequest
 
@@ -37,7 +37,7 @@ class CompressInputs:
 
     checkpoint: Checkpoint
     plan: Plan | PlanRequest
-    kept: Kept
+    kept: StatsSpec
     stats: Path | None
     calibration: list[Path]
     held_out: list[Path]
@@ -63,7 +63,7 @@ class CompressInputs:
             PlanError: The plan is another model's, or the budgets cannot be met.
         """
         checkpoint = open_dense(directory)
-        companions_of(directory)  # refuses files that cannot be copied before the work begins
+        auxiliary_files(directory)  # refuses files that cannot be copied before the work begins
         plan = _plan(asked, checkpoint)
         layout = planned_layout(checkpoint, plan) if isinstance(plan, Plan) else None
         shrinks = layout != checkpoint.layout
@@ -116,13 +116,13 @@ def _plan(asked: PlanRequest | Plan | Path, checkpoint: Checkpoint) -> Plan | Pl
     return asked
 
 
-def _kept(plan: Plan | PlanRequest, dense: ModelLayout, layout: ModelLayout | None) -> Kept:
+def _kept(plan: Plan | PlanRequest, dense: ModelLayout, layout: ModelLayout | None) -> StatsSpec:
     """What statistics must hold: with a plan, of which `layout` is made, nothing to choose by."""
     if layout is None:
-        return Kept.to_plan(dense, plan.methods)
+        return StatsSpec.to_plan(dense, plan.methods)
     # Heads: the same sums as in a run that plans here itself, and so the same bytes.
-    group = Kept.to_plan(dense, plan.methods).value_group
-    return Kept((), covariances_for(dense, layout), metrics_for(layout), group)
+    group = StatsSpec.to_plan(dense, plan.methods).value_group
+    return StatsSpec((), covariances_for(dense, layout), metrics_for(layout), group)
 
 
 def _stats_record(path: Path, checkpoint: Checkpoint, layout: ModelLayout | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from vllm_gac.checkpoint.atomic_files import write_tensors
 from vllm_gac.checkpoint.open import TensorReader
 from vllm_gac.compression.reference_model import Reference, embed
-from vllm_gac.compression.refit import Streams, leaving, refit_layer
+from vllm_gac.compression.refit import Streams, layer_output, refit_layer
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.runs.kept_tensors import kept_tensors
 from vllm_gac.texts.token_text import evenly_spread
@@ -55,7 +55,7 @@ class Refitting:
     def unchanged(self, index: int, dense: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """What leaves the dense layer `index`."""
         layer = self._model.layout.layers[index]
-        return leaving(self._model, layer, dense, self._entering(index).dense)
+        return layer_output(self._model, layer, dense, self._entering(index).dense)
 
     def keep(self, index: int, stored: Mapping[str, torch.Tensor], dense: torch.Tensor) -> None:
         """Keep what leaves layer `index`, with its tensors as they are `stored`, for the next one.
@@ -64,7 +64,7 @@ class Refitting:
         """
         if index + 1 < len(self._layout.layers):
             layer = self._layout.layers[index]
-            small = leaving(self._model, layer, stored, self._entering(index).small)
+            small = layer_output(self._model, layer, stored, self._entering(index).small)
             write_tensors(self._path(index + 1), {"dense": dense, "small": small})
             self._held = {index + 1: Streams(dense, small)}
         if index:

@@ -11,7 +11,7 @@ from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.writer import copy_companions
+from vllm_gac.checkpoint.writer import copy_auxiliary_files
 from vllm_gac.compression.measured import (
     Measured,
     covariances_for,
@@ -112,7 +112,7 @@ def write_compressed(
         "model_config_sha256": checkpoint.config_sha256,
         **base_model(checkpoint).recorded(),
     }
-    _write_companions(checkpoint, plan, layout, source, card, directory)
+    _write_auxiliary_files(checkpoint, plan, layout, source, card, directory)
 
 
 def _stored(
@@ -137,7 +137,7 @@ def _stored(
     return stored
 
 
-def _write_companions(
+def _write_auxiliary_files(
     checkpoint: Checkpoint,
     plan: Plan,
     layout: ModelLayout,
@@ -145,8 +145,8 @@ def _write_companions(
     card: str,
     directory: Path,
 ) -> None:
-    """Write the tokenizer and other companions, the plan, the config and the model `card`."""
-    copy_companions(checkpoint.directory, directory)
+    """Write the tokenizer and other auxiliary files, the plan, the config and the model `card`."""
+    copy_auxiliary_files(checkpoint.directory, directory)
     write_json(directory / "plan.json", plan.model_dump(mode="json"))
     write_json(directory / "config.json", _config(checkpoint, layout, source))
     write_text(directory / "README.md", card)

@@ -18,7 +18,7 @@ from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, quantized
-from vllm_gac.checkpoint.writer import copy_companions, fingerprint
+from vllm_gac.checkpoint.writer import copy_auxiliary_files, fingerprint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
@@ -174,6 +174,6 @@ def _write(source: Checkpoint, config: dict[str, Any], directory: Path, progress
             description="export",
             progress=progress,
         )
-    copy_companions(source.directory, directory)
+    copy_auxiliary_files(source.directory, directory)
     write_json(directory / "config.json", config)
     write_text(directory / "README.md", exported_card(source))

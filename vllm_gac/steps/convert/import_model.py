@@ -19,7 +19,7 @@ from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, WeightDtype
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import faults
-from vllm_gac.checkpoint.writer import companions_of, copy_companions, size_and_time
+from vllm_gac.checkpoint.writer import auxiliary_files, copy_auxiliary_files, size_and_time
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Format, Imported
 from vllm_gac.importers.open_any import open_source
@@ -105,12 +105,12 @@ def import_model(
     for fault in faults(model):
         raise CheckpointError(fault)
     beside = base or model.directory
-    companions_of(beside)  # refuses files that cannot be copied before the work begins
+    auxiliary_files(beside)  # refuses files that cannot be copied before the work begins
     stored = request.dtype or _widest(model)
     with output.run(_record(model, base, stored)) as run:
         if not run.finished:
             _write_shards(model, stored, run.model, progress)
-            _write_companions(model, stored, beside, run.model)
+            _write_auxiliary_files(model, stored, beside, run.model)
         return Conversion(model.format, model.layout, stored, _has_tokenizer(run.model))
 
 
@@ -177,9 +177,11 @@ def _not_finite(model: Imported, name: str, dtype: WeightDtype) -> str:
     return f"{file}: {made}: too large for {dtype}; give another --dtype"
 
 
-def _write_companions(model: Imported, dtype: WeightDtype, beside: Path, directory: Path) -> None:
-    """Write the tokenizer and other companions, the config and the model card."""
-    copy_companions(beside, directory)
+def _write_auxiliary_files(
+    model: Imported, dtype: WeightDtype, beside: Path, directory: Path
+) -> None:
+    """Write the tokenizer and other auxiliary files, the config and the model card."""
+    copy_auxiliary_files(beside, directory)
     config = _config(model, dtype)
     write_json(directory / "config.json", config)
     write_text(directory / "README.md", imported_card(model, model.format, _files(model), dtype))

@@ -5,7 +5,7 @@ from typing import get_args
 
 from vllm_gac.checkpoint.dtypes import WeightDtype
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.options import option, refuse_unexpected
 
 
@@ -53,4 +53,4 @@ class ImportRequest:
         known = sorted(set(get_args(Format)) - {"gac", "dense"})
         if self.format not in known:
             listed = ", ".join(["auto", *known])
-            raise CheckpointError(f"--format {shown(self.format)}: expected one of {listed}")
+            raise CheckpointError(f"--format {sanitize(self.format)}: expected one of {listed}")

@@ -24,7 +24,7 @@ from vllm_gac.compression.reference_model import reference
 from vllm_gac.errors import NotHealedError
 from vllm_gac.healing.distillation import Distillation, Model
 from vllm_gac.healing.guard import Guard, Score
-from vllm_gac.healing.processes import Processes, together
+from vllm_gac.healing.processes import Processes, distributed_context
 from vllm_gac.healing.schedule import Schedule
 from vllm_gac.healing.student import Student
 from vllm_gac.healing.teacher import Teacher
@@ -37,7 +37,7 @@ from vllm_gac.steps.heal.inputs import HealInputs
 from vllm_gac.steps.heal.request import HealRequest
 from vllm_gac.steps.model_card import healed_card
 from vllm_gac.steps.model_run import Output
-from vllm_gac.steps.rewritten import write_beside
+from vllm_gac.steps.rewritten import write_config_and_tokenizer
 from vllm_gac.version import version
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def heal(
     """
     out, request = Path(out), request or HealRequest()
     prepare_device(device)
-    with together(device) as processes, ExitStack() as stack:
+    with distributed_context(device) as processes, ExitStack() as stack:
         with processes.fail_together():
             directory = model_directory(directory, revision)
             teacher = model_directory(teacher, teacher_revision, flag="--teacher-revision")
@@ -182,7 +182,9 @@ def heal(
             _write_shards(weights, rest, processes, run.model, shown)
             entry = _entry(healed, inputs, request)
             card = healed_card(inputs.student, inputs.teacher, entry)
-            write_beside(inputs.student, inputs.student.layout, {"heal": entry}, card, run.model)
+            write_config_and_tokenizer(
+                inputs.student, inputs.student.layout, {"heal": entry}, card, run.model
+            )
         else:
             _give_layers(weights, processes)
     return healed

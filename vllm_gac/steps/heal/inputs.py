@@ -10,7 +10,7 @@ import torch
 from vllm_gac.checkpoint.open import Checkpoint, open_dense
 from vllm_gac.checkpoint.writer import fingerprint
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
+from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.steps.calibrate.text import sha256_of, text_files
@@ -113,8 +113,8 @@ def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
         if not same:
             raise CheckpointError(
                 f"{teacher.directory}: is not the model that {student.directory} was made of: its "
-                f"{what} is {shown(of_teacher)}, the compressed model's {shown(of_student)}; give "
-                "the right --teacher"
+                f"{what} is {sanitize(of_teacher)}, the compressed model's {sanitize(of_student)}; "
+                "give the right --teacher"
             )
     tokenizer = teacher.directory / "tokenizer.json"
     if tokenizer.is_file() and vocabulary(teacher.directory) != vocabulary(student.directory):

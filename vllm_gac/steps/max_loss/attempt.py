@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class Attempt:
     """A model that was written and measured.
 
     Attributes:
@@ -43,7 +43,7 @@ class Try:
         return "predicted time" if self.bytes is None else "bytes of weights and cache"
 
 
-def described(one: Try) -> str:
+def described(one: Attempt) -> str:
     """What was measured, for a sentence."""
     percent = (f"{100 * (ratio - 1):.2f}" for ratio in (one.ratio, one.low, one.high))
     before = "" if one.unhealed is None else f", {100 * (one.unhealed - 1):.2f} % before healing,"

@@ -7,14 +7,18 @@ from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.strict_json import read_json
-from vllm_gac.steps.max_loss.attempt import Try
+from vllm_gac.steps.max_loss.attempt import Attempt
 
 _COLUMNS = ("expected loss", "perplexity higher by", "95 % interval")
 _SECTION = "\n## Asked for, and measured\n"
 
 
 def record(
-    directory: Path, asked: float, best: Try, tries: Sequence[Try], heal_tokens: int | None = None
+    directory: Path,
+    asked: float,
+    best: Attempt,
+    tries: Sequence[Attempt],
+    heal_tokens: int | None = None,
 ) -> None:
     """Write into config.json and the card what was asked for, tried and measured.
 
@@ -60,7 +64,7 @@ def record(
 
 
 def as_recorded(
-    asked: float, best: Try, tries: Sequence[Try], heal_tokens: int | None = None
+    asked: float, best: Attempt, tries: Sequence[Attempt], heal_tokens: int | None = None
 ) -> dict[str, Any]:
     """What config.json says was asked for, tried and measured. The arguments are `record`'s."""
     rows = [{key: value for key, value in asdict(one).items() if key != "layers"} for one in tries]

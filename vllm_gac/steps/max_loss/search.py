@@ -26,7 +26,7 @@ from vllm_gac.planning.problem import Problems
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.runs.workspace import remove_temporaries
 from vllm_gac.steps.evaluate.compare import MIN_WINDOWS, Comparison
-from vllm_gac.steps.max_loss.attempt import Try, described
+from vllm_gac.steps.max_loss.attempt import Attempt, described
 from vllm_gac.steps.max_loss.healed_attempts import HealingTries
 from vllm_gac.steps.max_loss.record import as_recorded, record
 
@@ -48,7 +48,7 @@ class Write(Protocol):
     def __call__(self, plan: Plan, directory: Path) -> object: ...
 
 
-def reach_loss(
+def search_max_loss(
     checkpoint: Checkpoint,
     request: PlanRequest,
     stats: Path,
@@ -87,7 +87,7 @@ def reach_loss(
         assert plan.expected_loss is not None
         assert found.interval is not None
         held = plan.notes.get("bytes")
-        one = Try(
+        one = Attempt(
             planned_for=allowed,
             expected_loss=plan.expected_loss,
             time=plan.nanoseconds.used / plan.nanoseconds.dense,
@@ -122,7 +122,7 @@ def reach_loss(
     return plan, as_recorded(request.max_loss, best, tries, heal_tokens)
 
 
-def next_expected(most: float, tries: Sequence[Try]) -> float | None:
+def next_expected(most: float, tries: Sequence[Attempt]) -> float | None:
     """The expected loss to plan for next; None if what was measured is near enough.
 
     The measured loss is nearly in proportion to the expected one. Where that leads out of what
@@ -149,9 +149,9 @@ def next_expected(most: float, tries: Sequence[Try]) -> float | None:
     return expected
 
 
-def _measured_before(workspace: Path) -> list[Try]:
+def _measured_before(workspace: Path) -> list[Attempt]:
     path = workspace / _TRIES
-    return [Try(**one) for one in read_json(path)["tries"]] if path.exists() else []
+    return [Attempt(**one) for one in read_json(path)["tries"]] if path.exists() else []
 
 
 def _measured(measure: Callable[[Path], Comparison], directory: Path) -> Comparison:
@@ -165,17 +165,17 @@ def _measured(measure: Callable[[Path], Comparison], directory: Path) -> Compari
     return found
 
 
-def _product(workspace: Path, tries: Sequence[Try], one: Try) -> Path:
+def _product(workspace: Path, tries: Sequence[Attempt], one: Attempt) -> Path:
     """The directory that was measured last of a try."""
     return workspace / f"try-{tries.index(one)}" / (_WRITTEN if one.unhealed is None else _HEALED)
 
 
-def _best(most: float, tries: Sequence[Try]) -> Try | None:
+def _best(most: float, tries: Sequence[Attempt]) -> Attempt | None:
     within = [one for one in tries if math.log(one.high) <= most]
     return min(within, key=lambda one: (one.size, one.high), default=None)
 
 
-def _remove_all_but(best: Try | None, tries: Sequence[Try], workspace: Path) -> None:
+def _remove_all_but(best: Attempt | None, tries: Sequence[Attempt], workspace: Path) -> None:
     for number, one in enumerate(tries):
         if one is not best:
             shutil.rmtree(workspace / f"try-{number}", ignore_errors=True)

@@ -21,7 +21,7 @@ from vllm_gac.options import record_of
 from vllm_gac.steps.model_card import repaired_card
 from vllm_gac.steps.model_run import Output, refuse_broken
 from vllm_gac.steps.repair.request import RepairRequest
-from vllm_gac.steps.rewritten import refuse_mixed, write_beside
+from vllm_gac.steps.rewritten import refuse_mixed, write_config_and_tokenizer
 from vllm_gac.version import version
 
 
@@ -84,7 +84,7 @@ def repair(
         if not run.finished:
             _write_shards(source, after, run.model, progress)
             card = repaired_card(source, after, request.strategy)
-            write_beside(source, after, {"repair": _entry(request)}, card, run.model)
+            write_config_and_tokenizer(source, after, {"repair": _entry(request)}, card, run.model)
     return Repaired(source.layout, after)
 
 

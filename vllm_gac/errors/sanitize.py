@@ -1,8 +1,8 @@
 """Untrusted text in our messages, tables and cards: one printable line of bounded length.
 
 Names and values in files may hold megabytes, line ends and terminal escapes. Every error message
-passes through `sentence`. A name in it passes through `shown`, so that the rest of the message is
-not cut off.
+passes through `sentence`. A name in it passes through `sanitize`, so that the rest of the message
+is not cut off.
 """
 
 import re
@@ -12,7 +12,7 @@ _SENTENCE_BYTES = 1900
 _CUT = " [...] "
 
 
-def shown(value: object, most: int = _NAME_BYTES) -> str:
+def sanitize(value: object, most: int = _NAME_BYTES) -> str:
     """`value` as printable text of at most `most` bytes; longer text is cut in the middle."""
     text = str(value)
     if len(text) > 2 * most:  # escapes only lengthen it
@@ -23,7 +23,7 @@ def shown(value: object, most: int = _NAME_BYTES) -> str:
 
 def sentence(message: object) -> str:
     """A whole message as printable text of less than 2 KB."""
-    return shown(message, _SENTENCE_BYTES)
+    return sanitize(message, _SENTENCE_BYTES)
 
 
 def one_line(text: str) -> str:
@@ -34,8 +34,8 @@ def one_line(text: str) -> str:
 
 
 def in_markdown(value: object) -> str:
-    """`value` as `shown`, with the special characters of Markdown and HTML escaped."""
-    return re.sub(r"([\\`*_{}\[\]<>()#+!|&~$:@])", r"\\\1", shown(value))
+    """`value` as of `sanitize`, with the special characters of Markdown and HTML escaped."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|&~$:@])", r"\\\1", sanitize(value))
 
 
 def _cut(text: str, most: int, always: bool = False) -> str:

@@ -13,7 +13,7 @@ _OF_LINEARS = {"mxfp8": 33 / 32, "mxfp4": 17 / 32}
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBytes:
+class MemoryFootprint:
     """What numbers take, on all GPUs together.
 
     Attributes:
@@ -25,7 +25,7 @@ class HeldBytes:
     cached: float
 
     @classmethod
-    def of(cls, quantization: str | None, kv_cache_dtype: str, mix: BatchMix) -> "HeldBytes":
+    def of(cls, quantization: str | None, kv_cache_dtype: str, mix: BatchMix) -> "MemoryFootprint":
         """What vLLM's options of these names make of a model that serves such batches."""
         linear = _16_BIT if quantization is None else _OF_LINEARS.get(quantization, _8_BIT)
         cached = _8_BIT if kv_cache_dtype == "fp8" else _16_BIT

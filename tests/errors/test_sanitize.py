@@ -8,7 +8,7 @@ import pytest
 from vllm_gac import errors
 from vllm_gac.cli.output import print_table
 from vllm_gac.errors import CheckpointError, GacError
-from vllm_gac.errors.shown import in_markdown, one_line, sentence, shown
+from vllm_gac.errors.sanitize import in_markdown, one_line, sanitize, sentence
 
 HOSTILE = {
     "long": "x" * (3 << 20),
@@ -24,22 +24,22 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_everything_is_short_and_printable(kind: str) -> None:
     text = HOSTILE[kind]
-    for made, most in ((shown(text), 160), (sentence(text), 1900), (str(GacError(text)), 1900)):
+    for made, most in ((sanitize(text), 160), (sentence(text), 1900), (str(GacError(text)), 1900)):
         assert made.isprintable()
         assert len(made.encode()) <= most
 
 
 def test_what_is_short_and_printable_stays_as_it_is() -> None:
     text = "model.layers.0.mlp.down_proj.weight: größer, 32 x 40"
-    assert shown(text) == sentence(text) == one_line(text) == text
-    assert shown("y" * 160) == "y" * 160
-    assert shown(7) == "7"
+    assert sanitize(text) == sentence(text) == one_line(text) == text
+    assert sanitize("y" * 160) == "y" * 160
+    assert sanitize(7) == "7"
 
 
 def test_both_ends_of_a_long_name_remain() -> None:
-    assert shown("begin" + "-" * 1000 + "end").startswith("begin---")
-    assert shown("begin" + "-" * 1000 + "end").endswith("---end")
-    assert " [...] " in shown("-" * 161)
+    assert sanitize("begin" + "-" * 1000 + "end").startswith("begin---")
+    assert sanitize("begin" + "-" * 1000 + "end").endswith("---end")
+    assert " [...] " in sanitize("-" * 161)
 
 
 def test_errors_are_the_same_after_a_journey_between_processes() -> None:
