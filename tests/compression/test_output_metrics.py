@@ -18,7 +18,7 @@ from vllm_gac.compression.backward import entering_states, head_gradients
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.methods.lowrank import LowRank
-from vllm_gac.compression.methods.output_metric import metric_of, of_input
+from vllm_gac.compression.methods.statistics import metric_of, of_input
 from vllm_gac.compression.output_metrics import measure_output_metrics
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import (

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from vllm_gac.compression.measured import shrink_covariances
-from vllm_gac.compression.methods.normed_keys import NORMED_KEYS
 from vllm_gac.compression.methods.prune import prune_channels, prune_order
+from vllm_gac.compression.methods.statistics import NORMED_KEYS
 from vllm_gac.compression.shrinkage import shrunk, toward_diagonal
 
 

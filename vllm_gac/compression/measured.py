@@ -11,9 +11,13 @@ import torch
 
 from vllm_gac.compression.methods.base import MERGEABLE, Compressor
 from vllm_gac.compression.methods.compress_layer import measurable_methods
-from vllm_gac.compression.methods.lowrank import input_of
-from vllm_gac.compression.methods.normed_keys import NORMED_KEYS, QUERY_ENERGY
-from vllm_gac.compression.methods.output_metric import metric_of, of_input
+from vllm_gac.compression.methods.statistics import (
+    NORMED_KEYS,
+    QUERY_ENERGY,
+    input_of,
+    metric_of,
+    of_input,
+)
 from vllm_gac.compression.probes import probes, whole_sequences
 from vllm_gac.compression.shrinkage import toward_diagonal
 from vllm_gac.layout.dims import LINEARS, ModelLayout

@@ -30,10 +30,13 @@ from vllm_gac.compression.measured import (
     metric_shapes,
     shrink_covariances,
 )
-from vllm_gac.compression.methods.attended import expand_o_proj
 from vllm_gac.compression.methods.base import MeasuredLayer
-from vllm_gac.compression.methods.normed_keys import NORMED_KEYS, QUERY_ENERGY
-from vllm_gac.compression.methods.output_metric import metric_of
+from vllm_gac.compression.methods.statistics import (
+    NORMED_KEYS,
+    QUERY_ENERGY,
+    expand_o_proj,
+    metric_of,
+)
 from vllm_gac.compression.moments import second_moment
 from vllm_gac.compression.outliers import clip_weights, size_limit
 from vllm_gac.compression.output_metrics import measure_output_metrics

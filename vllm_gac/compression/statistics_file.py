@@ -43,8 +43,7 @@ from numpy.typing import NDArray
 
 from vllm_gac.checkpoint.headers import open_safetensors
 from vllm_gac.compression.measured import HELD, PROBES, TOKENS, WHOLE, LayerStats, Measured
-from vllm_gac.compression.methods.normed_keys import NORMED_KEYS, QUERY_ENERGY
-from vllm_gac.compression.methods.output_metric import metric_of
+from vllm_gac.compression.methods.statistics import NORMED_KEYS, QUERY_ENERGY, metric_of
 from vllm_gac.errors import CheckpointError, PlanError, VersionError
 from vllm_gac.layout.dims import ModelLayout
 

@@ -10,7 +10,7 @@ def norm_heads(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     """Norm whole heads, and keep the pairs that have weights.
 
     The mean square is over all of a head. So q_proj and k_proj give whole heads, whose pairs are
-    in an order in which the kept ones come first (compression/methods/normed_keys.py).
+    in an order in which the kept ones come first (compression/methods/heads/normed_keys.py).
 
     Args:
         heads: [..., heads, head_dim].

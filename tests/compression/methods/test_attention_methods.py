@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 
 from tests.compression.methods.one_layer import HEAD_DIM, KV_HEADS, OneLayer, one_layer
-from vllm_gac.compression.methods.latent_keys import latent_keys
-from vllm_gac.compression.methods.pairs import from_pairs, to_pairs
+from vllm_gac.compression.methods.heads.keys import latent_keys
+from vllm_gac.compression.methods.heads.projections import from_pairs, to_pairs
 from vllm_gac.compression.passes import observe_layer
 
 PAIRS = HEAD_DIM // 2

@@ -56,9 +56,3 @@ class Compressor(Protocol):
 
         Raises PlanError if the method cannot make these dims.
         """
-
-
-def tail_sums(energies: torch.Tensor) -> torch.Tensor:
-    """Energies [n] in the order in which they are kept -> sums [n + 1] that 0 ... n leave out."""
-    zero = energies.new_zeros(1)
-    return torch.cat((energies.flip(0).cumsum(0).flip(0), zero)).clamp_min(0)

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from vllm_gac.compression.methods.base import Compressor, MeasuredLayer
-from vllm_gac.compression.methods.keys import Keys
+from vllm_gac.compression.methods.heads.keys import Keys
+from vllm_gac.compression.methods.heads.values import Values
 from vllm_gac.compression.methods.lowrank import LowRank
 from vllm_gac.compression.methods.prune import Channels
-from vllm_gac.compression.methods.values import Values
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
 

@@ -4,23 +4,16 @@ from dataclasses import replace
 
 import torch
 
-from vllm_gac.compression.methods.attended import own_columns
-from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
+from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.factorization import Factorization, factorize
-from vllm_gac.compression.methods.output_metric import metric_of, of_input
+from vllm_gac.compression.methods.statistics import (
+    input_of,
+    metric_of,
+    of_input,
+    own_columns,
+    tail_sums,
+)
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-
-# Linear layers that share their input with another one, under whose name the covariance is kept.
-_INPUT_OF = {
-    "self_attn.k_proj": "self_attn.q_proj",
-    "self_attn.v_proj": "self_attn.q_proj",
-    "mlp.up_proj": "mlp.gate_proj",
-}
-
-
-def input_of(linear: str) -> str:
-    """The linear under whose name the covariance of `linear`'s input is kept."""
-    return _INPUT_OF.get(linear, linear)
 
 
 class LowRank:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
-from vllm_gac.compression.methods.output_metric import without
+from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.statistics import tail_sums, without
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 

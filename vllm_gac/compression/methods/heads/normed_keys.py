@@ -18,12 +18,8 @@ import torch
 
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.factorization import Factorization, factorize
-from vllm_gac.compression.methods.pairs import rows_of_pairs
-
-# The names of statistics: E|q_f|^2 of each pair [key heads * D / 2] after the norm of the queries,
-# summed over the query heads that share a key head; and the covariance [key heads * D] ^ 2 of the
-# keys, divided by their root mean squares, without the weight of the norm.
-QUERY_ENERGY, NORMED_KEYS = "query_energy", "normed_keys"
+from vllm_gac.compression.methods.heads.projections import rows_of_pairs
+from vllm_gac.compression.methods.statistics import NORMED_KEYS, QUERY_ENERGY
 
 
 def normed_pair_scores(layer: MeasuredLayer) -> torch.Tensor:

@@ -4,11 +4,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from vllm_gac.compression.methods.attended import expand_o_proj, own_columns
-from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
-from vllm_gac.compression.methods.biases import with_bias, without_bias
+from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.factorization import Factorization, factorize
-from vllm_gac.compression.methods.output_metric import transformed
+from vllm_gac.compression.methods.heads.projections import with_bias, without_bias
+from vllm_gac.compression.methods.statistics import (
+    expand_o_proj,
+    own_columns,
+    tail_sums,
+    transformed,
+)
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 

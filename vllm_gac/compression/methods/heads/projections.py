@@ -1,8 +1,14 @@
-"""A projection as RoPE sees it: the rows f and f + P of a head form one complex row.
+"""Projections as methods see them: biases are columns, and pairs of rows are complex rows.
 
-RoPE multiplies pair f at position t by exp(i t inv_freq[f]). The logit of a query and a key is
-Re(sum_f conj(q_f) k_f).
+W x + b is [W b] times x with a 1 appended. Statistics of the input of biased q, k and v projections
+have that 1, too (compression/statistics_file.py). So whatever a method does to rows of W it does to
+the bias, and its errors count the bias.
+
+RoPE sees the rows f and f + P of a head as one complex row: it multiplies pair f at position t by
+exp(i t inv_freq[f]). The logit of a query and a key is Re(sum_f conj(q_f) k_f).
 """
+
+from collections.abc import Mapping
 
 import torch
 
@@ -43,3 +49,21 @@ def query_demand(
     energy = pair_energy(to_pairs(query, -1, pairs), covariance)
     demand = energy.view(key_heads, -1, pairs).sum(1)
     return demand.clamp_min(demand.max() * 1e-12)
+
+
+def with_bias(weights: Mapping[str, torch.Tensor], linear: str) -> torch.Tensor:
+    """The weight of `linear` [out, in]; with a bias [out, in + 1], whose last column it is."""
+    weight, bias = weights[f"{linear}.weight"], weights.get(f"{linear}.bias")
+    return weight if bias is None else torch.cat((weight, bias.to(weight)[:, None]), 1)
+
+
+def without_bias(
+    weights: Mapping[str, torch.Tensor], linear: str, joined: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The tensors of `linear` of which `joined` is made as by `with_bias`, by their names.
+
+    `weights` say whether the linear has a bias.
+    """
+    if f"{linear}.bias" not in weights:
+        return {f"{linear}.weight": joined}
+    return {f"{linear}.weight": joined[:, :-1], f"{linear}.bias": joined[:, -1]}

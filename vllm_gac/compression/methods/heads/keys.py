@@ -1,4 +1,8 @@
-"""Fewer and smaller key heads, in either of the forms that can be cached."""
+"""Fewer and smaller key heads, in either of the forms that can be cached.
+
+Rotary keys are cached after RoPE. Of latent keys (PaLU, Chang et al., ICLR 2025), low-rank latents
+are cached instead.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -6,19 +10,22 @@ from typing import Literal
 
 import torch
 
-from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
-from vllm_gac.compression.methods.biases import with_bias, without_bias
-from vllm_gac.compression.methods.factorization import Factorization
-from vllm_gac.compression.methods.latent_keys import latent_factors, latent_keys
-from vllm_gac.compression.methods.mixed_keys import mix_pairs, principal_axes
-from vllm_gac.compression.methods.normed_keys import (
+from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.factorization import Factorization, factorize
+from vllm_gac.compression.methods.heads.normed_keys import (
     normed_latent_factors,
     normed_latents,
     normed_pair_scores,
     select_normed_pairs,
 )
-from vllm_gac.compression.methods.output_metric import selected, transformed, without
-from vllm_gac.compression.methods.rotary_keys import pair_scores, select_pairs
+from vllm_gac.compression.methods.heads.projections import query_demand, with_bias, without_bias
+from vllm_gac.compression.methods.heads.rotary_keys import (
+    mix_pairs,
+    pair_scores,
+    principal_axes,
+    select_pairs,
+)
+from vllm_gac.compression.methods.statistics import selected, tail_sums, transformed, without
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
@@ -151,3 +158,40 @@ def _inputs(layer: MeasuredLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
         with_bias(layer.weights, "self_attn.k_proj"),
         layer.covariances["self_attn.q_proj"],
     )
+
+
+def latent_keys(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    covariance: torch.Tensor,
+    key_heads: int,
+    group: int,
+    size: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Latents of `size` elements for each `group` of the model's `key_heads`.
+
+    query [query_heads * D, hidden] and key [key_heads * D, hidden] with input covariance
+    [hidden, hidden] -> down [key_heads / group * size, hidden], which replaces k_proj, and up
+    [key_heads / group, group * D, size], from which keys are rebuilt before RoPE. The latents are
+    uncorrelated and of unit variance, so that any cache dtype suits them.
+
+    Unlike in PaLU, errors of the keys are weighted by the queries. RoPE turns a query against a
+    key by phases that are spread over the circle, so that only the energy per pair remains of the
+    queries' covariance.
+    """
+    factors = latent_factors(query, key, covariance, key_heads, group)
+    ups, downs = zip(*(f.truncate(size) for f in factors), strict=True)
+    return torch.cat(downs), torch.stack(ups)
+
+
+def latent_factors(
+    query: torch.Tensor, key: torch.Tensor, covariance: torch.Tensor, key_heads: int, group: int
+) -> list[Factorization]:
+    """The factorized keys of each group, weighted by the energy of its queries."""
+    demand = query_demand(query, covariance, key_heads, key.shape[0] // key_heads // 2)
+    weight = torch.cat((demand, demand), 1).flatten()  # both rows of a pair
+    groups = key_heads // group
+    return [
+        factorize(rows, covariance, torch.diag(row_weight))
+        for rows, row_weight in zip(key.chunk(groups), weight.chunk(groups), strict=True)
+    ]

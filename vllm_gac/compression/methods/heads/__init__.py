@@ -1,0 +1,1 @@
+"""Merged and smaller key and value heads."""
