@@ -48,8 +48,8 @@ serve: install $(if $(filter $(DEMO),$(MODEL)),$(DEMO)/config.json)  ## serve MO
 	  --load-format gac --port $(PORT) --enforce-eager
 
 # What is compressed depends on no file that changes: once there, it is kept (`make clean`).
-# The first one by the shipped plan and on a quarter of the text, which saves minutes on a slow CPU
-# and costs 0.3 % of perplexity (7.665 for 7.639).
+# The first one by the shipped plan and on a quarter of the text, which saves minutes on a slow CPU:
+# 1.013 times the dense model's perplexity.
 # The second one, of the same size but with dims as they fall, is what load tests compare with.
 # --resume: go on where an interrupted `make` stopped.
 DEMO_BUDGETS := --param-ratio 0.85 --kv-ratio 0.75
@@ -64,9 +64,10 @@ demo-plan: install  ## renew the demo model's shipped plan (minutes)
 	rm -f build/demo-stats.safetensors
 	$(BIN)/vllm-gac calibrate vllm_gac/demo/model --text vllm_gac/demo/calibration.txt \
 	  --method heads,prune --out build/demo-stats.safetensors
-	rm vllm_gac/demo/plan.json
+	rm -f build/demo-plan.json
 	$(BIN)/vllm-gac plan vllm_gac/demo/model --stats build/demo-stats.safetensors \
-	  $(DEMO_BUDGETS) --out vllm_gac/demo/plan.json
+	  $(DEMO_BUDGETS) --out build/demo-plan.json
+	mv build/demo-plan.json vllm_gac/demo/plan.json
 
 loadtest-smoke: .venv/.extra-loadtest $(DEMO)/config.json build/demo-misaligned/config.json  ## compare dense, misaligned and GAC servers on a CPU (minutes; proves the path, not speed)
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m loadtest ab loadtest/comparisons/smoke.yaml build/loadtest-smoke
