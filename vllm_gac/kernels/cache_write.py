@@ -60,8 +60,8 @@ def write_cache(key: torch.Tensor, value: torch.Tensor, target: CacheTarget) -> 
     if not tokens:
         return
     scales = 1 if target.k_scale is None else target.k_scale.numel()
-    parts = max(scales // heads, 1)
-    key_size = key.shape[2] // parts
+    keys_per_value = max(scales // heads, 1)
+    key_size = key.shape[2] // keys_per_value
     _write[(triton.cdiv(tokens, _ROWS), heads)](
         key,
         value,
@@ -72,7 +72,7 @@ def write_cache(key: torch.Tensor, value: torch.Tensor, target: CacheTarget) -> 
         *target.strides,
         BLOCK_SIZE=target.block_size,
         BY_HEAD=target.is_by_head,
-        PARTS=parts,
+        KEYS_PER_VALUE=keys_per_value,
         KEY_SIZE=key_size,
         VALUE_SIZE=value.shape[2],
         KEY_LANES=triton.next_power_of_2(key_size),
@@ -97,26 +97,29 @@ def _write(
     token_stride,
     BLOCK_SIZE: tl.constexpr,
     BY_HEAD: tl.constexpr,
-    PARTS: tl.constexpr,
+    KEYS_PER_VALUE: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     KEY_LANES: tl.constexpr,
     VALUE_LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """One program writes ROWS tokens of one value head, and its keys in PARTS of one scale each."""
+    """One program writes ROWS tokens of a value head and of its KEYS_PER_VALUE key heads."""
     token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     head = tl.program_id(1)
     row, kept = cache_rows(
         kv_cache, slots, token, token < tokens, block_stride, token_stride, BLOCK_SIZE
     )
     row += head.to(tl.int64) * head_stride
-    for part in tl.static_range(PARTS):
-        key_head = head * PARTS + part
+    for part in tl.static_range(KEYS_PER_VALUE):
+        key_head = head * KEYS_PER_VALUE + part
         source = key + token * key_stride + key_head * KEY_SIZE
         target = row + part * KEY_SIZE
         copy_head(source, target, kept, k_scale, key_head, BY_HEAD, KEY_SIZE, KEY_LANES)
-    source, target = value + token * value_stride + head * VALUE_SIZE, row + PARTS * KEY_SIZE
+    source, target = (
+        value + token * value_stride + head * VALUE_SIZE,
+        row + KEYS_PER_VALUE * KEY_SIZE,
+    )
     copy_head(source, target, kept, v_scale, head, BY_HEAD, VALUE_SIZE, VALUE_LANES)
 
 

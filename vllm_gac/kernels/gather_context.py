@@ -101,7 +101,7 @@ def gather_rows(
         BY_HEAD=is_by_head(source.k_scale),
         PAGED=paged,
         BLOCK_SIZE=source.keys.shape[2] if paged else 1,
-        PARTS=g.key_heads // g.value_heads,
+        KEYS_PER_VALUE=g.key_heads // g.value_heads,
         KEY_SIZE=g.key_size,
         VALUE_SIZE=g.value_size,
         KEY_OUT=key_out,
@@ -150,7 +150,7 @@ def _gather(
     BY_HEAD: tl.constexpr,
     PAGED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    PARTS: tl.constexpr,
+    KEYS_PER_VALUE: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     KEY_OUT: tl.constexpr,
@@ -200,14 +200,14 @@ def _gather(
             frequency = tl.load(inv_freq + pair, mask=pair < PAIRS, other=0.0)
             angle = token.to(tl.float32)[:, None] * frequency[None, :]
             cos, sin = tl.cos(angle), tl.sin(angle)
-        for part in tl.static_range(PARTS):
+        for part in tl.static_range(KEYS_PER_VALUE):
             key = tl.load(key_row + part * KEY_SIZE + lane, mask=lane < KEY_SIZE, other=0.0)
             if k_scale is not None:
-                key = key.to(tl.float32) * scale_of(k_scale, head * PARTS + part, BY_HEAD)
+                key = key.to(tl.float32) * scale_of(k_scale, head * KEYS_PER_VALUE + part, BY_HEAD)
             key = key.to(rows.dtype.element_ty)
             if REBUILT:
                 for member in tl.static_range(REBUILT):
-                    original = (head * PARTS + part) * REBUILT + member
+                    original = (head * KEYS_PER_VALUE + part) * REBUILT + member
                     factor = up + original * (2 * PAIRS * KEY_SIZE) + pair[None, :] * KEY_SIZE
                     factor_lane = tl.arange(0, KEY_LANES)[:, None]
                     mask = (factor_lane < KEY_SIZE) & (pair[None, :] < PAIRS)
@@ -221,6 +221,6 @@ def _gather(
                     tl.store(to + PAIRS + pair[None, :], second.to(key.dtype), mask=pair_mask)
                     tl.store(to + KEY_OUT + column, value, mask=value_mask)
             else:
-                to = out + (head * PARTS + part) * row_head_stride
+                to = out + (head * KEYS_PER_VALUE + part) * row_head_stride
                 tl.store(to + lane, key, mask=present & (lane < KEY_OUT))
                 tl.store(to + KEY_OUT + column, value, mask=value_mask)

@@ -73,7 +73,7 @@ def rotate_and_cache(
         *strides,
         GROUP=g.query_heads // g.key_heads,
         KEY_HEADS=g.key_heads,
-        PARTS=g.key_heads // g.value_heads,
+        KEYS_PER_VALUE=g.key_heads // g.value_heads,
         TABLES=inv_freq.shape[0],
         LATENT=latent,
         BY_HEAD=by_head,
@@ -112,7 +112,7 @@ def _rotate(
     token_stride,
     GROUP: tl.constexpr,
     KEY_HEADS: tl.constexpr,
-    PARTS: tl.constexpr,
+    KEYS_PER_VALUE: tl.constexpr,
     TABLES: tl.constexpr,
     LATENT: tl.constexpr,
     BY_HEAD: tl.constexpr,
@@ -154,7 +154,7 @@ def _rotate(
         row, kept = cache_rows(
             kv_cache, slots, token, token < cached, block_stride, token_stride, BLOCK_SIZE
         )
-        value_head, part = head // PARTS, head % PARTS
+        value_head, part = head // KEYS_PER_VALUE, head % KEYS_PER_VALUE
         row += value_head.to(tl.int64) * head_stride
         if LATENT:
             source = key + token * key_stride + head * KEY_SIZE
@@ -167,7 +167,7 @@ def _rotate(
             tl.store(target + PAIRS, as_cached(second, row, k_scale, head, BY_HEAD), mask=used)
         if part == 0:
             source = value + token * value_stride + value_head * VALUE_SIZE
-            row += PARTS * KEY_SIZE
+            row += KEYS_PER_VALUE * KEY_SIZE
             copy_head(source, row, kept, v_scale, value_head, BY_HEAD, VALUE_SIZE, VALUE_LANES)
 
 

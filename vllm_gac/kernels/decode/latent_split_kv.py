@@ -91,7 +91,7 @@ def latent_split_kv(
         scale *= tl.load(k_scale)
     row = tl.arange(0, ROWS)
     row_token, row_head = row // QUERIES.group, row % QUERIES.group
-    original = row_head // (QUERIES.group // (CACHE.parts * REBUILT.heads))
+    original = row_head // (QUERIES.group // (CACHE.keys_per_value * REBUILT.heads))
     pair = tl.arange(0, REBUILT.padded)
     frequency = tl.load(inv_freq + pair, mask=pair < REBUILT.pairs, other=0.0)
     relative = tl.arange(0, TILE).to(tl.float32)[:, None] * frequency[None, :]
@@ -107,7 +107,7 @@ def latent_split_kv(
         known = used[:, None] & (pair < REBUILT.pairs)[None, :]
         row_scale = scale
         if CACHE.by_head:
-            key_head = unit.head * CACHE.parts + original // REBUILT.heads
+            key_head = unit.head * CACHE.keys_per_value + original // REBUILT.heads
             row_scale = (scale * tl.load(k_scale + key_head))[:, None]
         q_low, q_high = derotated_queries(
             query_row, known, pair, frequency, start, row_scale, REBUILT.pairs
@@ -131,7 +131,7 @@ def latent_split_kv(
                 CACHE, REBUILT, dtype,
             )  # fmt: skip
             q_low, q_high = rotate_back(q_low, q_high, step_cos, step_sin)
-            value_row = cache_row + CACHE.parts * CACHE.key_size
+            value_row = cache_row + CACHE.keys_per_value * CACHE.key_size
             row_max, sums, acc = add_latent_tile(
                 scores, token, row_end, row_max, sums, acc, value_row, CACHE, TILES.window, dtype
             )
@@ -167,18 +167,18 @@ def _scores(
     q_low, q_high [ROWS, PADDED]: queries rotated backward by the position of the tile's first
     token. up: the up-projections of the unit's latents begin at the first of `head`.
     """
-    PARTS: tl.constexpr = CACHE.parts
+    KEYS_PER_VALUE: tl.constexpr = CACHE.keys_per_value
     HEADS: tl.constexpr = REBUILT.heads
     q_low, q_high = tl.trans(q_low.to(tl.float16)), tl.trans(q_high.to(tl.float16))
     scores = tl.zeros([tile_cos.shape[0], q_low.shape[1]], tl.float32)
-    for part in tl.static_range(PARTS):
+    for part in tl.static_range(KEYS_PER_VALUE):
         latent_row = cache_row + part * CACHE.key_size
         if CACHE.paired:
             latent = load_latent_pairs(latent_row, CACHE)
         else:
             latent = load_latents(latent_row, CACHE, dtype)
         for member in tl.static_range(HEADS):
-            index = (head * PARTS + part) * HEADS + member
+            index = (head * KEYS_PER_VALUE + part) * HEADS + member
             up_head = up + index * 2 * REBUILT.pairs * CACHE.key_size
             if CACHE.paired:
                 low, high = rebuild_from_pairs(latent, up_head, CACHE, REBUILT)

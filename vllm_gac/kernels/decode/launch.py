@@ -153,7 +153,7 @@ def decode_attention(
     output_strides = (output.stride(0), output.stride(1))
     stride_unit = _stride_unit(kv_cache)
     row = CacheRow(
-        parts=geometry.key_heads // geometry.value_heads,
+        keys_per_value=geometry.key_heads // geometry.value_heads,
         key_size=geometry.key_size,
         value_size=geometry.value_size,
         key_pieces=tiling.key_pieces,

@@ -24,16 +24,16 @@ class Queries(NamedTuple):
 class CacheRow(NamedTuple):
     """A row of the cache, and how it is read. All fields are compile-time constants.
 
-    parts: key heads, or latents, of one value head. key_size: elements of each. value_size: those
-    of the value. key_pieces, value_pieces: sizes of the three pieces of the keys (of one latent)
-    and of the value. block_size: tokens of a page. stride_unit: 16 or 8 if all strides of the cache
-    are multiples of it, else 1: the compiler then knows how rows are aligned. paired: whether two
-    columns of an fp8 cache are read as one number (byte_pairs.py). by_head: whether each head has a
-    scale of its own. assembly: whether the GPU's own instructions may be used; not in Triton's
-    interpreter.
+    keys_per_value: key heads, or latents, of a value head. key_size: elements of each. value_size:
+    those of the value. key_pieces, value_pieces: sizes of the three pieces of the keys (of one
+    latent) and of the value. block_size: tokens of a page. stride_unit: 16 or 8 if all strides of
+    the cache are multiples of it, else 1: the compiler then knows how rows are aligned. paired:
+    whether two columns of an fp8 cache are read as one number (byte_pairs.py). by_head: whether
+    each head has a scale. assembly: whether the GPU's own instructions may be used; not in
+    Triton's interpreter.
     """
 
-    parts: int
+    keys_per_value: int
     key_size: int
     value_size: int
     key_pieces: tuple[int, int, int]

@@ -97,7 +97,7 @@ def split_kv(
     position, end, sequence, before = program_share(
         query_start_loc, seq_lens, programs, multiprocessors, sequences, TILES
     )
-    KEY_WIDTH: tl.constexpr = CACHE.parts * CACHE.key_size
+    KEY_WIDTH: tl.constexpr = CACHE.keys_per_value * CACHE.key_size
     # e4m3 converts to fp16 in one instruction for two elements; to bf16 it takes a dozen.
     fp8: tl.constexpr = kv_cache.dtype.element_ty.primitive_bitwidth == 8
     dtype: tl.constexpr = tl.float16 if fp8 else query.dtype.element_ty
@@ -105,7 +105,7 @@ def split_kv(
         scale *= tl.load(k_scale)
     row = tl.arange(0, ROWS)
     row_token, row_head = row // QUERIES.group, row % QUERIES.group
-    part = row_head // (QUERIES.group // CACHE.parts)
+    part = row_head // (QUERIES.group // CACHE.keys_per_value)
     while position < end:
         unit = next_unit(query_start_loc, seq_lens, position, end, sequence, before, TILES)
         used = row_token < tl.minimum(unit.queries, QUERIES.max_query_len)
@@ -117,7 +117,9 @@ def split_kv(
 
         row_scale = scale
         if CACHE.by_head:
-            row_scale = (scale * tl.load(k_scale + unit.head * CACHE.parts + part))[:, None]
+            row_scale = (scale * tl.load(k_scale + unit.head * CACHE.keys_per_value + part))[
+                :, None
+            ]
         row_max = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
         row_sum = tl.zeros([ROWS], tl.float32)
         acc = no_values(ROWS, CACHE)
@@ -186,8 +188,8 @@ def _query_piece(
     A query is zero outside the part of the row that holds its own key head.
     """
     column = START + tl.arange(0, SIZE if SIZE > 0 else 16)[None, :]
-    mask = used[:, None] & (column < CACHE.key_size * CACHE.parts)
-    if CACHE.parts > 1:
+    mask = used[:, None] & (column < CACHE.key_size * CACHE.keys_per_value)
+    if CACHE.keys_per_value > 1:
         column = column - part[:, None] * CACHE.key_size
         mask &= (column >= 0) & (column < CACHE.key_size)
     return tl.load(query_row[:, None] + column, mask=mask, other=0.0)
@@ -217,7 +219,7 @@ def _add_scores(
     dtype: tl.constexpr,
 ):
     """`scores`, None for zeros, plus a piece of the queries times that of the keys."""
-    KEY_WIDTH: tl.constexpr = CACHE.parts * CACHE.key_size
+    KEY_WIDTH: tl.constexpr = CACHE.keys_per_value * CACHE.key_size
     if CACHE.paired:
         keys, odd_keys = even_and_odd(cache_row, START, SIZE, KEY_WIDTH, CACHE.assembly)
         scores = tl.dot(q, tl.trans(keys), scores)
