@@ -1,4 +1,4 @@
-"""Adam's steps are those of torch, wherever its averages lie."""
+"""Adam's steps are those of torch, wherever its moments lie."""
 
 import pytest
 import torch
@@ -15,11 +15,11 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-@pytest.mark.parametrize("in_host_memory", [False, True])
-def test_steps_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, in_host_memory: bool) -> None:
+@pytest.mark.parametrize("offload", [False, True])
+def test_steps_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, offload: bool) -> None:
     monkeypatch.setattr(adam, "_PIECE", 16)
     ours, theirs = tensors(0), tensors(0)
-    optimizer = Adam(ours, in_host_memory)
+    optimizer = Adam(ours, offload)
     expected = torch.optim.AdamW(theirs.values(), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     for step in range(5):
         rate = 0.1 / (1 + step)
@@ -32,15 +32,15 @@ def test_steps_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, in_host_memor
         assert torch.equal(tensor, theirs[name]), name
 
 
-@pytest.mark.parametrize("in_host_memory", [False, True])
-def test_averages_are_taken_up_again(monkeypatch: pytest.MonkeyPatch, in_host_memory: bool) -> None:
+@pytest.mark.parametrize("offload", [False, True])
+def test_moments_are_restored(monkeypatch: pytest.MonkeyPatch, offload: bool) -> None:
     monkeypatch.setattr(adam, "_PIECE", 16)
     ours = tensors(0)
-    optimizer = Adam(ours, not in_host_memory)
+    optimizer = Adam(ours, not offload)
     for step in range(3):
         optimizer.step(tensors(step + 1), 0.1)
     again = {name: tensor.clone() for name, tensor in ours.items()}
-    other = Adam(again, in_host_memory)
+    other = Adam(again, offload)
     for kind in MOMENTS:
         for name, shape in SHAPES.items():
             other.restore(kind, name, optimizer.moments(kind, name).view(shape).clone(), steps=3)

@@ -23,7 +23,7 @@ LLAMA3_8B = layout_of(
     )
 )
 # GB that healing took at its most at 8B's shape, of which 80 % of the parameters are kept: the GPU
-# and how many of them, the rank of adapters, whether the averages are in host memory. The pages
+# and how many of them, the rank of adapters, whether the moments are offloaded. The pages
 # that have these numbers are of commit 60b1e14 (benchmarks/results/quality).
 MEASURED = (
     ("H200", 1, None, False, 114.26),
@@ -54,9 +54,9 @@ def test_whole_weights_if_there_is_room_else_adapters() -> None:
     assert chosen_rank("auto", 32, WHOLE, LORA, None) is None
 
 
-def test_averages_in_host_memory_make_room_for_whole_weights() -> None:
+def test_offloaded_moments_make_room_for_whole_weights() -> None:
     """An 8B model that lost nothing but its cache, on a GPU of 141 GB."""
-    whole, lora = (m.with_averages_in_host_memory for m in (WHOLE, LORA))
+    whole, lora = (m.with_offload for m in (WHOLE, LORA))
     assert whole.trained == WHOLE.trained / 2
     assert whole.host == WHOLE.host + WHOLE.trained / 2
     assert chosen_rank("auto", 32, WHOLE, LORA, 141 * GB) == 32
@@ -95,7 +95,7 @@ def test_what_was_measured_is_expected_with_some_to_spare(
     layouts = write_models(tmp_path)
     needed = memory(layouts["gac"], layouts["dense"], (2, 2), 8192, rank, processes)
     if offloaded:
-        needed = needed.with_averages_in_host_memory
+        needed = needed.with_offload
     assert 3 * GB < needed.total - GB * measured < 10 * GB
 
 

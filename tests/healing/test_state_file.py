@@ -50,10 +50,10 @@ def read(path: Path) -> tuple[Progress | None, Tensors]:
 @pytest.mark.parametrize(
     ("changes", "kinds"),
     [
-        ({}, ["weights", "averages", "squares", "best"]),
+        ({}, ["weights", "exp_avg", "exp_avg_sq", "best"]),
         ({"begun": 9}, ["weights", "best"]),
-        ({"best_step": 9}, ["weights", "averages", "squares"]),
-        ({"best_step": 0}, ["weights", "averages", "squares"]),
+        ({"best_step": 9}, ["weights", "exp_avg", "exp_avg_sq"]),
+        ({"best_step": 0}, ["weights", "exp_avg", "exp_avg_sq"]),
     ],
 )
 def test_what_was_written_is_read_back(
@@ -82,7 +82,7 @@ def test_no_file_is_no_state(tmp_path: Path) -> None:
 
 def broken(path: Path) -> list[tuple[str, str]]:
     """Ways to break the state in `path`: files beside it, and what is said of each."""
-    good, metadata = load_file(path), {"format": "1", "run": "run"}
+    good, metadata = load_file(path), {"format": "2", "run": "run"}
     text = json.dumps({"step": 9, "guard": "none"})
     found = [
         ("torn", path.read_bytes()[:-7], "not the state of a healing"),
@@ -90,16 +90,16 @@ def broken(path: Path) -> list[tuple[str, str]]:
     ]
     for name, contents, _ in found:
         path.with_name(name).write_bytes(contents)
-    whole = {"format": "1", "run": "run", "state": _metadata(path)}
+    whole = {"format": "2", "run": "run", "state": _metadata(path)}
     variants: dict[str, tuple[dict[str, torch.Tensor], dict[str, str], str]] = {
         "other": (good, whole | {"run": "other"}, "the state of another run"),
-        "newer": (good, whole | {"format": "2"}, "the state of another run"),
+        "newer": (good, whole | {"format": "3"}, "the state of another run"),
         "stateless": (good, metadata, "not the state of a healing"),
         "wrong": (good, metadata | {"state": text}, "not the state of a healing"),
         "less": ({"weights.a": good["weights.a"]}, whole, "other tensors than"),
         "shape": (good | {"weights.b": torch.ones(5)}, whole, r"weights.b: torch.float32 \[5\]"),
         "dtype": (good | {"best.b": torch.ones(4).half()}, whole, "best.b: torch.float16"),
-        "nan": (good | {"squares.b": torch.full((4,), math.nan)}, whole, "NaN or infinity"),
+        "nan": (good | {"exp_avg_sq.b": torch.full((4,), math.nan)}, whole, "NaN or infinity"),
     }
     for name, (values, header, _) in variants.items():
         save_file(values, path.with_name(name), header)
@@ -134,7 +134,7 @@ def test_a_progress_that_cannot_be_is_refused(case: str, tmp_path: Path) -> None
     for key, value in changes.items():
         (state if key == "step" else state["guard"])[key] = value
     good = load_file(tmp_path / "state")
-    save_file(good, tmp_path / "x", {"format": "1", "run": "run", "state": json.dumps(state)})
+    save_file(good, tmp_path / "x", {"format": "2", "run": "run", "state": json.dumps(state)})
     with pytest.raises(CheckpointError, match=said):
         read(tmp_path / "x")
 

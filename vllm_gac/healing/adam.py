@@ -18,29 +18,29 @@ _BETAS = (0.9, 0.95)
 _EPSILON = 1e-8
 # Numbers that travel at once. Pinned memory is given out in powers of two.
 _PIECE = 1 << 22
-MOMENTS = ("averages", "squares")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A slice of a parameter, flat, and the averages of its gradient and of its square."""
+    """A slice of a parameter, flat, and the moving averages of its gradient and its square."""
 
     parameter: Tensor
-    average: Tensor
-    square: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
 
 
 class Adam:
     """The optimizer of some parameters."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], in_host_memory: bool) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], offload: bool) -> None:
         """Begin with no moments.
 
         Args:
             parameters: Tensors outside of the autograd graph, by their names.
-            in_host_memory: Whether the moments lie there.
+            offload: Whether the moments lie in host memory.
         """
-        self._in_host_memory = in_host_memory
+        self._offload = offload
         self._steps = 0
         self._pieces = {
             name: [self._piece(flat) for flat in self._slices(parameter)]
@@ -49,10 +49,10 @@ class Adam:
 
     def _slices(self, tensor: Tensor) -> list[Tensor]:
         flat = tensor.view(-1)
-        return list(torch.split(flat, _PIECE)) if self._in_host_memory else [flat]
+        return list(torch.split(flat, _PIECE)) if self._offload else [flat]
 
     def _piece(self, flat: Tensor) -> _Piece:
-        if not self._in_host_memory:
+        if not self._offload:
             return _Piece(flat, torch.zeros_like(flat), torch.zeros_like(flat))
         pinned = flat.device.type == "cuda"
         moments = (torch.zeros(len(flat), pin_memory=pinned) for _ in MOMENTS)
@@ -68,14 +68,14 @@ class Adam:
             if len(gradient)
         ]
         # One by one if they travel, else all at once.
-        for some in [[pair] for pair in pairs] if self._in_host_memory else [pairs]:
+        for some in [[pair] for pair in pairs] if self._offload else [pairs]:
             device = some[0][1].device
             there = [[a.to(device, non_blocking=True) for a in _moments(p)] for p, _ in some]
             adamw(
                 [piece.parameter for piece, _ in some],
                 [gradient for _, gradient in some],
-                [average for average, _ in there],
-                [square for _, square in there],
+                [exp_avg for exp_avg, _ in there],
+                [exp_avg_sq for _, exp_avg_sq in there],
                 [],
                 list(torch.full((len(some),), float(self._steps), device=device).unbind()),
                 fused=True,
@@ -91,7 +91,7 @@ class Adam:
                 for kept, tensor in zip(_moments(piece), changed, strict=True):
                     if kept is not tensor:
                         kept.copy_(tensor, non_blocking=True)
-        if self._in_host_memory and torch.cuda.is_available():
+        if self._offload and torch.cuda.is_available():
             torch.cuda.synchronize()  # the moments have arrived
         self._steps += 1
 
@@ -116,4 +116,4 @@ class Adam:
 
 
 def _moments(piece: _Piece) -> tuple[Tensor, Tensor]:
-    return piece.average, piece.square
+    return piece.exp_avg, piece.exp_avg_sq

@@ -26,8 +26,8 @@ from vllm_gac.compression.reference_model import (
     unembed,
 )
 from vllm_gac.healing.guard import Score
-from vllm_gac.healing.part import Part
 from vllm_gac.healing.processes import Processes
+from vllm_gac.healing.sharded_module import ShardedModule
 
 Tensor = torch.Tensor
 # Logits of one piece of the unembedding: 256 MB in fp32.
@@ -37,10 +37,10 @@ PIECE = 1 << 26
 class Weights(Protocol):
     """The weights of a model on a device: a Student or a Teacher."""
 
-    layers: list[Part]
+    layers: list[ShardedModule]
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor as it is stored; those of a layer while the layer's part is called."""
+        """A tensor as it is stored; those of a layer while the layer's module is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Distillation:
 
     student: Model
     teacher: Model
-    rest: Part
+    rest: ShardedModule
     processes: Processes
     temperature: float
     hidden_weight: float

@@ -55,7 +55,7 @@ class Memory:
         return self.trained + self.weights + self.teacher + self.activations
 
     @property
-    def with_averages_in_host_memory(self) -> "Memory":
+    def with_offload(self) -> "Memory":
         """The same if Adam's moments are offloaded to the CPU."""
         moments = self.trained * _MOMENTS // (_NUMBER + _GRADIENT + _MOMENTS)
         there = self.host + moments
@@ -161,7 +161,7 @@ def chosen_rank(
     if asked == "full":
         needed = whole
         hints.append(f"give --train lora, which takes {_giga(adapters.total)} GB")
-        offloaded = whole.with_averages_in_host_memory
+        offloaded = whole.with_offload
         if offloaded.total <= room < whole.total and not whole.offloaded:
             hints.append(
                 f"give --offload, which takes {_giga(offloaded.total)} GB, and "

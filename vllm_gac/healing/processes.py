@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from vllm_gac.errors import GacError, HealingError
-from vllm_gac.healing.part import Part
+from vllm_gac.healing.sharded_module import ShardedModule
 
 Tensor = torch.Tensor
 _VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -81,19 +81,24 @@ class Processes:
         dist.all_reduce(sums)
         return sums.to(numbers.device)
 
-    def part_of(self, sequences: Tensor) -> Tensor:
+    def local_rows(self, sequences: Tensor) -> Tensor:
         """The shard of `sequences` [count, length] that this process trains on."""
         each = len(sequences) // self.count
         return sequences[self.rank * each : (self.rank + 1) * each]
 
-    def shard(self, part: Part, gathered: torch.dtype | None = None) -> None:
-        """Shard the tensors of a part, which are gathered in the dtype `gathered` if given."""
+    def shard(self, module: ShardedModule, gathered: torch.dtype | None = None) -> None:
+        """Shard the tensors of a module, which are gathered in the dtype `gathered` if given."""
         if self.mesh is None:
             return
         precision = MixedPrecisionPolicy(gathered, torch.float32, cast_forward_inputs=False)
-        fully_shard(part, mesh=self.mesh, reshard_after_forward=True, mp_policy=precision)
+        fully_shard(module, mesh=self.mesh, reshard_after_forward=True, mp_policy=precision)
 
-    def shard_rest(self, rest: Part, student: Sequence[Part], teacher: Sequence[Part]) -> None:
+    def shard_rest(
+        self,
+        rest: ShardedModule,
+        student: Sequence[ShardedModule],
+        teacher: Sequence[ShardedModule],
+    ) -> None:
         """Shard what is beside the layers, and prefetch each layer while others compute."""
         if self.mesh is None:
             return
@@ -132,11 +137,13 @@ class Processes:
         return float(tensor)
 
 
-def _prefetch(part: Part, forward: Sequence[Part], backward: Sequence[Part] = ()) -> None:
-    assert isinstance(part, FSDPModule)
-    part.set_modules_to_forward_prefetch([p for p in forward if isinstance(p, FSDPModule)])
+def _prefetch(
+    module: ShardedModule, forward: Sequence[ShardedModule], backward: Sequence[ShardedModule] = ()
+) -> None:
+    assert isinstance(module, FSDPModule)
+    module.set_modules_to_forward_prefetch([p for p in forward if isinstance(p, FSDPModule)])
     if backward:
-        part.set_modules_to_backward_prefetch([p for p in backward if isinstance(p, FSDPModule)])
+        module.set_modules_to_backward_prefetch([p for p in backward if isinstance(p, FSDPModule)])
 
 
 @contextmanager

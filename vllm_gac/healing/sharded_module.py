@@ -1,7 +1,7 @@
 """Tensors that are needed at the same time, such as those of a layer.
 
 Where several processes heal together, each has a shard of every tensor, and FSDP2 gathers the
-tensors while the part is called (processes.py). That is all that a part is a module for: what is
+tensors while the module is called (processes.py). That is all that it is a module for: what is
 computed with its tensors is a function that it is called with.
 """
 
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 Tensor = torch.Tensor
 
 
-class Part(torch.nn.Module):
+class ShardedModule(torch.nn.Module):
     """Some tensors of a model, by their names."""
 
     def add(self, name: str, tensor: Tensor, trained: bool) -> None:
@@ -26,7 +26,7 @@ class Part(torch.nn.Module):
         return _key(name) in self._parameters
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor: the full one while the part is called, else this process's shard."""
+        """A tensor: the full one while the module is called, else this process's shard."""
         tensor = self._parameters[_key(name)]
         assert tensor is not None
         return tensor
@@ -45,7 +45,7 @@ class Part(torch.nn.Module):
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """What this process has of a tensor of a part, outside of the autograd graph."""
+    """What this process has of a tensor, outside of the autograd graph."""
     with torch.no_grad():
         return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 

@@ -3,8 +3,8 @@
 run                  SHA-256 of the description of the run that the state is of
 state                the number of steps that are done, and the `Guard`
 weights.{name}       the parameters, fp32
-averages.{name}      Adam's average of the gradient of each; absent right after the run went back
-squares.{name}       Adam's average of its square, likewise
+exp_avg.{name}       Adam's average of the gradient of each; absent right after the run went back
+exp_avg_sq.{name}    Adam's average of its square, likewise
 best.{name}          the parameters to go back to; absent if they are those above or the input's
 
 Nothing is drawn at random while training (schedule.py), so no generator has a state.
@@ -29,7 +29,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.healing.adam import MOMENTS
 from vllm_gac.healing.guard import Guard
 
-_FORMAT = "1"
+_FORMAT = "2"
 _MAX_SAID = 1 << 20  # characters; a measurement has about 60
 Shapes = Mapping[str, Sequence[int]]
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from vllm_gac.checkpoint.layer_shards import read_layer
-from vllm_gac.healing.part import Part, local_shard
 from vllm_gac.healing.processes import Processes
+from vllm_gac.healing.sharded_module import ShardedModule, local_shard
 from vllm_gac.layout.dims import ModelLayout
 
 Tensor = torch.Tensor
@@ -49,55 +49,55 @@ class Student:
     ) -> None:
         """Read the tensors of a model; `adapter_rank` None trains all weights of its layers."""
         self.layout, self._processes = layout, processes
-        self.layers = [Part() for _ in layout.layers]
-        self.rest = Part()
+        self.layers = [ShardedModule() for _ in layout.layers]
+        self.rest = ShardedModule()
         self._fixed: dict[str, Tensor] = {}
         self._dtypes: dict[str, torch.dtype] = {}
-        self._part_of: dict[str, Part] = {}
+        self._module_of: dict[str, ShardedModule] = {}
         self._adapter_rank, self._generator = adapter_rank, torch.Generator().manual_seed(_SEED)
-        for index, part in enumerate(self.layers):
+        for index, module in enumerate(self.layers):
             dtypes = {
-                self._add(part, name, read(name))
+                self._add(module, name, read(name))
                 for name, _ in layout.layer_tensors(index)
                 if is_trained(name)
             }
             # Whole weights are sent as they are stored, but adapters in fp32.
-            processes.shard(part, *(dtypes if adapter_rank is None and len(dtypes) == 1 else ()))
+            processes.shard(module, *(dtypes if adapter_rank is None and len(dtypes) == 1 else ()))
         for name in layout.tensors():
             if not is_trained(name):
                 self._fixed[name] = read(name).to(processes.device)
-            elif name not in self._part_of:
+            elif name not in self._module_of:
                 self._add(self.rest, name, read(name))
         self._trained_in = {
-            name: part for part in (*self.layers, self.rest) for name in part.trained()
+            name: module for module in (*self.layers, self.rest) for name in module.trained()
         }
 
-    def _add(self, part: Part, name: str, stored: Tensor) -> torch.dtype:
-        """Add a tensor to a part; returns its dtype."""
+    def _add(self, module: ShardedModule, name: str, stored: Tensor) -> torch.dtype:
+        """Add a tensor to a module; returns its dtype."""
         device = self._processes.device
-        self._part_of[name], self._dtypes[name] = part, stored.dtype
+        self._module_of[name], self._dtypes[name] = module, stored.dtype
         if self._adapter_rank is None or stored.ndim == 1:
-            part.add(name, stored.to(device, torch.float32, copy=True), trained=True)
+            module.add(name, stored.to(device, torch.float32, copy=True), trained=True)
         else:
-            part.add(name, stored.to(device), trained=False)
+            module.add(name, stored.to(device), trained=False)
             pair = _adapters(stored, self._adapter_rank, self._generator)
             for kind, adapter in zip("ab", pair, strict=True):
-                part.add(f"{name}.adapter_{kind}", adapter.to(device), trained=True)
+                module.add(f"{name}.adapter_{kind}", adapter.to(device), trained=True)
         return stored.dtype
 
     def tensor(self, name: str) -> Tensor:
         """A tensor of the model as it is stored, in the autograd graph if it is trained.
 
-        Those of a part are gathered while the part is called.
+        Those of a module are gathered while it is called.
         """
         if name in self._fixed:
             return self._fixed[name]
-        part = self._part_of[name]
-        weight = part.tensor(name).to(self._dtypes[name])
-        if not part.has(f"{name}.adapter_b"):
+        module = self._module_of[name]
+        weight = module.tensor(name).to(self._dtypes[name])
+        if not module.has(f"{name}.adapter_b"):
             return weight
         with torch.autocast(weight.device.type, enabled=False):
-            update = part.tensor(f"{name}.adapter_b") @ part.tensor(f"{name}.adapter_a")
+            update = module.tensor(f"{name}.adapter_b") @ module.tensor(f"{name}.adapter_a")
         return (weight.float() + _ADAPTER_SCALE * update).to(weight.dtype)
 
     def stored_layer(self, index: int) -> dict[str, Tensor]:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from vllm_gac.healing.part import Part
 from vllm_gac.healing.processes import Processes
+from vllm_gac.healing.sharded_module import ShardedModule
 from vllm_gac.layout.dims import ModelLayout
 
 
@@ -20,19 +20,19 @@ class Teacher:
         self, layout: ModelLayout, read: Callable[[str], torch.Tensor], processes: Processes
     ) -> None:
         """Read the tensors of a model."""
-        self.layers = [Part() for _ in layout.layers]
-        self._part_of: dict[str, Part] = {}
-        for index, part in enumerate(self.layers):
+        self.layers = [ShardedModule() for _ in layout.layers]
+        self._module_of: dict[str, ShardedModule] = {}
+        for index, module in enumerate(self.layers):
             for name, _ in layout.layer_tensors(index):
-                part.add(name, read(name).to(processes.device), trained=False)
-                self._part_of[name] = part
-            processes.shard(part)
+                module.add(name, read(name).to(processes.device), trained=False)
+                self._module_of[name] = module
+            processes.shard(module)
         self._rest = {
             name: read(name).to(processes.device)
             for name in layout.tensors()
-            if name not in self._part_of
+            if name not in self._module_of
         }
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor of the model; one of a layer is whole while its part is called."""
-        return self._rest[name] if name in self._rest else self._part_of[name].tensor(name)
+        """A tensor of the model; one of a layer is whole while its module is called."""
+        return self._rest[name] if name in self._rest else self._module_of[name].tensor(name)

@@ -45,7 +45,7 @@ class Healing:
         schedule: Schedule,
         path: Path,
         run: str,
-        offload_moments: bool = False,
+        offload: bool = False,
     ) -> None:
         """Prepare the run.
 
@@ -57,13 +57,13 @@ class Healing:
             schedule: Its steps.
             path: The file of its state.
             run: Identifies the run in that file.
-            offload_moments: Whether Adam's moments are offloaded to the CPU. It changes no result.
+            offload: Whether Adam's moments are offloaded to the CPU. It changes no result.
         """
         self._distillation, self._student = distillation, student
         self._processes = distillation.processes
         self._tokens, self._held_out = tokens, held_out
         self._schedule, self._path, self._run = schedule, path, run
-        self._adam = Adam(student.parameters(), offload_moments)
+        self._adam = Adam(student.parameters(), offload)
         self._best = student.copy()
         self._saved_at, self._saving = time.monotonic(), 0.0
 
@@ -116,7 +116,7 @@ class Healing:
 
     def step(self, step: int, guard: Guard) -> bool:
         """Take a step; False, and no step, if a gradient is not finite."""
-        rows = self._processes.part_of(self._tokens[self._schedule.rows(step)])
+        rows = self._processes.local_rows(self._tokens[self._schedule.rows(step)])
         for part in even_parts(rows, self._distillation.tokens_at_once):
             # FSDP2 takes the mean of the processes' gradients.
             torch.autograd.backward(self._distillation.loss(part) / rows.numel())

@@ -127,7 +127,7 @@ class Stopped(Exception):  # noqa: N818
 def test_a_stopped_run_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, offload: bool
 ) -> None:
-    """Where Adam's averages lie changes nothing."""
+    """Where Adam's moments lie changes nothing."""
     _, teacher, _ = write_all(tmp_path)
     write_near(tmp_path / "student", teacher)
     # A rate that is too high makes the run go back, too.

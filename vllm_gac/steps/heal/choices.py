@@ -70,7 +70,7 @@ def _adapter_rank(
 
     def needed(of: int | None) -> Memory:
         found = memory(student.layout, teacher.layout, stored, at_once, of, processes.count)
-        return found.with_averages_in_host_memory if request.offload else found
+        return found.with_offload if request.offload else found
 
     on_host = processes.least(free_host_memory()) / processes.on_this_host
     chosen = chosen_rank(
