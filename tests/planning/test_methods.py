@@ -9,11 +9,11 @@ from tests.support.dense_models import config
 from tests.support.measured_layers import made_up_losses
 from vllm_gac.compression.measured import covariances_for, covariances_of
 from vllm_gac.compression.methods.compress_layer import measurable_methods
-from vllm_gac.compression.probes import METHOD_PARTS, probes
+from vllm_gac.compression.probes import METHOD_COMPONENTS, probes
 from vllm_gac.layout.dims import LayerLayout, layout_of
 from vllm_gac.layout.schema import CHANGED_BY, METHODS, Method
 from vllm_gac.planning.knapsack_items import part_candidates
-from vllm_gac.planning.losses import measured_losses, part_of
+from vllm_gac.planning.losses import component_of, measured_losses
 from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.request import PlanRequest
 
@@ -23,14 +23,15 @@ FIELDS = [field.name for field in fields(LayerLayout)]
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_has_what_it_owes(method: Method) -> None:
-    parts, names = METHOD_PARTS[method], [c.name for c in measurable_methods(DENSE, [method], 2)]
-    assert {part_of(name) for name in names} == {*parts}
+    components = METHOD_COMPONENTS[method]
+    names = [c.name for c in measurable_methods(DENSE, [method], 2)]
+    assert {component_of(name) for name in names} == {*components}
     assert covariances_of([method])
     tried = probes(DENSE, [method])
-    assert {probe.part for probe in tried} == {*parts}
+    assert {probe.component for probe in tried} == {*components}
     assert all(probe.layer != DENSE.layers[0] for probe in tried)
     errors = [{name: curve for name, curve in made_up_losses(DENSE)[0].items() if name in names}]
-    lost = np.array([[0.1] * len(parts)])
+    lost = np.array([[0.1] * len(components)])
     measured = measured_losses(tried, errors, lost)[0]
     assert measured.keys() == {*names}
     assert all(0.1 <= curve[0] < 100 for name, curve in measured.items() if "rank" not in name)
@@ -66,5 +67,7 @@ def test_errors_without_probes_are_not_dropped() -> None:
     measured = np.full((1, len(tried)), 0.1)
     curve = np.linspace(1, 0, DENSE.layers[0].intermediate_size + 1)
     assert measured_losses(tried, [{"width": curve}], measured)[0].keys() == {"width"}
-    with pytest.raises(ValueError, match="depth: begins with no part that has probes: rotary, "):
+    with pytest.raises(
+        ValueError, match="depth: begins with no component that has probes: rotary, "
+    ):
         measured_losses(tried, [{"width": curve, "depth": curve}], measured)

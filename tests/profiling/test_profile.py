@@ -205,7 +205,9 @@ def test_an_old_profile_is_completed_and_a_part_that_is_there_stays(
     assert done.measured == old.measured
     assert "linears, FP8, 64 tokens" in done.sources
     assert done.prefill_kernels == old.prefill_kernels
-    assert [part.name for part in profile.parts_of(True, True) if not part.is_in(done)] == []
+    assert [
+        section.name for section in profile.sections_of(True, True) if not section.is_in(done)
+    ] == []
 
 
 @pytest.mark.usefixtures("gpu")
@@ -238,7 +240,9 @@ def test_what_the_gpu_is_too_small_for_is_tried_once(
     found = GpuProfile.model_validate(json.loads(out.read_text()))
     assert (found.decode, found.low_rank, len(tried)) == ([], [], 2)  # bf16 and FP8, once each
     assert "low-rank linears" in found.without_times
-    assert [part.name for part in profile.parts_of(True, True) if not part.is_in(found)] == []
+    assert [
+        section.name for section in profile.sections_of(True, True) if not section.is_in(found)
+    ] == []
 
 
 @pytest.mark.usefixtures("gpu")

@@ -49,15 +49,15 @@ from vllm_gac.layout.dims import (
 )
 from vllm_gac.texts.token_text import evenly_spread
 
-Part: TypeAlias = Literal["rotary", "latent", "value", "width", "rank.self_attn", "rank.mlp"]
-PARTS: tuple[Part, ...] = get_args(Part)
-METHOD_PARTS: Mapping[str, tuple[Part, ...]] = {
+Component: TypeAlias = Literal["rotary", "latent", "value", "width", "rank.self_attn", "rank.mlp"]
+COMPONENTS: tuple[Component, ...] = get_args(Component)
+METHOD_COMPONENTS: Mapping[str, tuple[Component, ...]] = {
     "heads": ("rotary", "latent", "value"),
     "prune": ("width",),
     "lowrank": ("rank.self_attn", "rank.mlp"),
 }
 # Shares of the dense dim, for ranks of the parameters. Plans have dims like these.
-_SHARES: Mapping[Part, float] = {
+_SHARES: Mapping[Component, float] = {
     "rotary": 0.75,
     "latent": 0.5,
     "value": 0.625,
@@ -77,19 +77,26 @@ _STEP, _MIN_POSITIONS = 8, 64
 class Probe:
     """The dims of a layer in which one part is smaller."""
 
-    part: Part
+    component: Component
     layer: LayerLayout
 
 
 def probes(dense: ModelLayout, methods: Sequence[str]) -> list[Probe]:
     """The probes of any layer of `dense`, one for every part."""
-    parts = [part for method in METHOD_PARTS if method in methods for part in METHOD_PARTS[method]]
-    return [Probe(part, _smaller(dense, part, _SHARES[part])) for part in parts]
+    components = [
+        component
+        for method in METHOD_COMPONENTS
+        if method in methods
+        for component in METHOD_COMPONENTS[method]
+    ]
+    return [
+        Probe(component, _smaller(dense, component, _SHARES[component])) for component in components
+    ]
 
 
-def _smaller(dense: ModelLayout, part: Part, share: float) -> LayerLayout:
+def _smaller(dense: ModelLayout, component: Component, share: float) -> LayerLayout:
     layer, heads = dense.layers[0], dense.num_key_value_heads
-    match part:
+    match component:
         case "rotary":
             size = max(2, int(dense.head_dim * share) // 2 * 2)
             return replace(layer, key=KeyLayout("rotary", heads, size, rope_table=True))
@@ -103,7 +110,7 @@ def _smaller(dense: ModelLayout, part: Part, share: float) -> LayerLayout:
             return replace(layer, intermediate_size=width)
     ranks = {}
     for name in LINEARS:
-        if name.startswith(part.removeprefix("rank.")):
+        if name.startswith(component.removeprefix("rank.")):
             ranks[name] = max(1, int(breakeven_rank(dense, layer, name, share)))
     return replace(layer, ranks=MappingProxyType(ranks))
 

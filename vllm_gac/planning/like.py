@@ -27,7 +27,7 @@ from vllm_gac.importers.imported import Imported
 from vllm_gac.importers.open_any import open_source
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, breakeven_rank
 from vllm_gac.layout.schema import CHANGED_BY, METHODS, Dim, validate
-from vllm_gac.planning.losses import Curve, Losses, part_of
+from vllm_gac.planning.losses import Curve, Losses, component_of
 from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.request import PlanRequest
 
@@ -146,7 +146,7 @@ def implied_losses(other: OtherPlan, methods: Sequence[str]) -> Losses:
     mean = sum(x for own in scales for x in own.values()) / sum(map(len, scales))
     return [
         {
-            name: curve * own[name if name in own else part_of(name)] / mean
+            name: curve * own[name if name in own else component_of(name)] / mean
             for name, curve in curves.items()
         }
         for own, curves in zip(scales, plain, strict=True)

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_gac.compression.measured import Measured
-from vllm_gac.compression.probes import PARTS, Part, Probe, probes, whole_sequences
+from vllm_gac.compression.probes import COMPONENTS, Component, Probe, probes, whole_sequences
 from vllm_gac.compression.statistics_file import read_errors, read_probes, read_whole
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 # [full + 1]: the loss at a dim of 0, 1, ..., full. The last one is 0.
 Curve: TypeAlias = NDArray[np.float64]
-# Of each layer, curves by the name of the method that has them (`part_of`): rotary1, latent2 or
-# value1 by the size of a head made of so many, width by the MLP's width, rank.mlp.up_proj by the
+# Of each layer, curves by the name of the method that has them (`component_of`): rotary1, latent2
+# or value1 by the size of a head made of so many, width by the MLP's width, rank.mlp.up_proj by the
 # rank of a linear.
 Losses: TypeAlias = Sequence[Mapping[str, Curve]]
 
@@ -34,7 +34,7 @@ _MIN_LOSS = 1e-12
 _MAX_SCALE = 10.0
 
 
-def part_of(name: str) -> Part:
+def component_of(name: str) -> Component:
     """The part of a layer that a method compresses.
 
     Args:
@@ -47,10 +47,10 @@ def part_of(name: str) -> Part:
     Raises:
         ValueError: There are no probes for the method, so that nothing says what its errors cost.
     """
-    for part in PARTS:
-        if name.startswith(part):
-            return part
-    raise ValueError(f"{name}: begins with no part that has probes: {', '.join(PARTS)}")
+    for component in COMPONENTS:
+        if name.startswith(component):
+            return component
+    raise ValueError(f"{name}: begins with no component that has probes: {', '.join(COMPONENTS)}")
 
 
 def read_losses(path: Path, dense: ModelLayout, measured: Measured) -> Losses:
@@ -85,11 +85,11 @@ def loss_by_sequence(
     """
     probed = read_probes(path, dense, measured).astype(np.float64)
     shares = probed / np.maximum(probed.mean(2, keepdims=True), _MIN_LOSS)
-    parts = [probe.part for probe in probes(dense, measured.methods)]
+    components = [probe.component for probe in probes(dense, measured.methods)]
     found = np.zeros(shares.shape[2])
     for index, layer in enumerate(layers):
         for name, dim in _dims(dense, layer):
-            found += of[index][name][dim] * shares[index, parts.index(part_of(name))]
+            found += of[index][name][dim] * shares[index, components.index(component_of(name))]
     return found
 
 
@@ -134,17 +134,19 @@ def measured_losses(
     """
     losses = []
     for of, lost in zip(errors, np.maximum(measured, _MIN_LOSS), strict=True):
-        worth = {probe.part: x / _probed(of, probe) for probe, x in zip(tried, lost, strict=True)}
-        losses.append({name: worth[part_of(name)] * curve for name, curve in of.items()})
+        worth = {
+            probe.component: x / _probed(of, probe) for probe, x in zip(tried, lost, strict=True)
+        }
+        losses.append({name: worth[component_of(name)] * curve for name, curve in of.items()})
     return losses
 
 
 def _probed(errors: Mapping[str, Curve], probe: Probe) -> float:
     """The error of a probe's part in its layer."""
     layer = probe.layer
-    match probe.part:
-        case "rotary" | "latent" as part:
-            error = errors[f"{part}1"][layer.key.size]
+    match probe.component:
+        case "rotary" | "latent" as component:
+            error = errors[f"{component}1"][layer.key.size]
         case "value":
             error = errors["value1"][layer.value.size]
         case "width":

@@ -57,13 +57,13 @@ _METHOD = (
 )
 
 _Tick: TypeAlias = Callable[[], object]
-# Lists of the profile by name, to which a part adds; `ceilings` is replaced.
+# Lists of the profile by name, to which a section adds; `ceilings` is replaced.
 _Found: TypeAlias = Mapping[str, Any]
 _Heads: TypeAlias = tuple[str, int, int]  # form, key heads, value heads
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProfileSection:
     """What is measured at once, and then saved.
 
     Attributes:
@@ -94,7 +94,7 @@ def measure_profile(
 
     Args:
         known: a profile of this GPU; what it has is not measured again.
-        save: gets the profile after each part of it, the most important parts first.
+        save: gets the profile after each section of it, the most important first.
         quick: measure fewer points: a minute or two instead of several.
         progress: show a progress bar.
 
@@ -122,23 +122,25 @@ def _measure(
         raise ProfileError(
             f"the profile was measured {how} --quick: go on {how} it, or measure into another file"
         )
-    parts = [part for part in parts_of(quick, _has_fp8()) if not part.is_in(profile)]
-    with tqdm(total=sum(part.steps for part in parts), disable=not progress, unit="kernel") as bar:
+    sections = [section for section in sections_of(quick, _has_fp8()) if not section.is_in(profile)]
+    with tqdm(
+        total=sum(section.steps for section in sections), disable=not progress, unit="kernel"
+    ) as bar:
         warm_up()
-        for part in parts:
-            bar.set_description(part.name)
-            if found := part.measure(profile, bar.update):
-                profile = _with(profile, part, found)
+        for section in sections:
+            bar.set_description(section.name)
+            if found := section.measure(profile, bar.update):
+                profile = _with(profile, section, found)
                 save(profile)
     return profile
 
 
-def parts_of(quick: bool, has_fp8: bool) -> list[Part]:
-    """Every part, in the order in which they are measured.
+def sections_of(quick: bool, has_fp8: bool) -> list[ProfileSection]:
+    """Every section, in the order in which they are measured.
 
     Sustained times come last, because they leave the GPU warm.
     """
-    parts = [
+    sections = [
         _ceilings(),
         *_linears(quick, "bf16"),
         *_decode(quick, "bf16"),
@@ -147,9 +149,9 @@ def parts_of(quick: bool, has_fp8: bool) -> list[Part]:
         _swiglu(quick),
     ]
     if has_fp8:
-        parts += [*_linears(quick, "fp8"), _passes(quick), _fused(quick), *_decode(quick, "fp8")]
-    parts += [_dims(quick), _attention(quick), _causal(quick), _sustained(quick, "bf16")]
-    return [*parts, _sustained(quick, "fp8")] if has_fp8 else parts
+        sections += [*_linears(quick, "fp8"), _passes(quick), _fused(quick), *_decode(quick, "fp8")]
+    sections += [_dims(quick), _attention(quick), _causal(quick), _sustained(quick, "bf16")]
+    return [*sections, _sustained(quick, "fp8")] if has_fp8 else sections
 
 
 def _has_fp8() -> bool:
@@ -180,30 +182,32 @@ def _software() -> dict[str, str]:
     return found | ({"vllm": metadata.version("vllm")} if find_spec("vllm") is not None else {})
 
 
-def _with(profile: GpuProfile, part: Part, found: _Found) -> GpuProfile:
-    """The profile with what a part found, and where that is from, if not from the same run."""
+def _with(profile: GpuProfile, section: ProfileSection, found: _Found) -> GpuProfile:
+    """The profile with what a section measured, and its source if that is another run."""
     changes: dict[str, Any] = {"version": FORMAT, "method": _METHOD}
     for field, times in found.items():
         changes[field] = times if field == "ceilings" else [*getattr(profile, field), *times]
     today, software = date.today().isoformat(), _software()
     if (profile.measured, profile.software) != (today, software):
         versions = ", ".join(f"{tool} {version}" for tool, version in software.items())
-        source = {part.name: f"vllm-gac profile, {today}, {versions}"}
+        source = {section.name: f"vllm-gac profile, {today}, {versions}"}
         changes["sources"] = profile.sources | source
     after = profile.model_copy(update=changes)
-    if part.has_times(after):
+    if section.has_times(after):
         return after
-    return after.model_copy(update={"without_times": [*after.without_times, part.name]})
+    return after.model_copy(update={"without_times": [*after.without_times, section.name]})
 
 
-def _ceilings() -> Part:
+def _ceilings() -> ProfileSection:
     def measure(profile: GpuProfile, tick: _Tick) -> _Found:
         bandwidth = round(copy_bandwidth(), 3)
         peak = _peak("bf16")
         tick()
         return {"ceilings": Ceilings(terabytes_per_second=bandwidth, teraflops=round(peak, 1))}
 
-    return Part("copy bandwidth", 1, lambda profile: profile.ceilings is not None, measure)
+    return ProfileSection(
+        "copy bandwidth", 1, lambda profile: profile.ceilings is not None, measure
+    )
 
 
 def _peak(dtype: Dtype) -> float:
@@ -212,8 +216,8 @@ def _peak(dtype: Dtype) -> float:
     return 2 * _PEAK**3 / square.measure(_PEAK, _PEAK, _PEAK) / 1e6
 
 
-def _linears(quick: bool, dtype: Dtype) -> Iterator[Part]:
-    """A part for each number of tokens."""
+def _linears(quick: bool, dtype: Dtype) -> Iterator[ProfileSection]:
+    """A section for each number of tokens."""
 
     def measure(plans: Sequence[GemmPlan], profile: GpuProfile, tick: _Tick) -> _Found:
         buffers = Gemms(plans)
@@ -227,7 +231,7 @@ def _linears(quick: bool, dtype: Dtype) -> Iterator[Part]:
         every = list(plans)
         name = f"linears, {_named(dtype)}, {m} tokens"
         steps = sum(len(plan.dims) for plan in every)
-        yield Part(name, steps, partial(has_times, m), partial(measure, every))
+        yield ProfileSection(name, steps, partial(has_times, m), partial(measure, every))
 
 
 def _raised(ceilings: Ceilings | None, sweeps: Sequence[LinearSweep]) -> Ceilings:
@@ -243,9 +247,9 @@ def _raised(ceilings: Ceilings | None, sweeps: Sequence[LinearSweep]) -> Ceiling
     return ceilings.model_copy(update={field: round(max(before, fastest), 1)})
 
 
-def _decode(quick: bool, dtype: Dtype) -> Iterator[Part]:
-    """A part for each kind of heads, and one before them that compiles all kernels at once."""
-    plans, parts = decode_plans(quick, dtype), dict[_Heads, Part]()
+def _decode(quick: bool, dtype: Dtype) -> Iterator[ProfileSection]:
+    """A section for each kind of heads, and one before them that compiles all kernels at once."""
+    plans, sections = decode_plans(quick, dtype), dict[_Heads, ProfileSection]()
 
     def has_times(kind: _Heads, profile: GpuProfile) -> bool:
         return any(
@@ -254,7 +258,7 @@ def _decode(quick: bool, dtype: Dtype) -> Iterator[Part]:
         )
 
     def compile_all(profile: GpuProfile, tick: _Tick) -> _Found:
-        missing = [plan for plan in plans if not parts[_heads(plan)].is_in(profile)]
+        missing = [plan for plan in plans if not sections[_heads(plan)].is_in(profile)]
         compile_kernels(kernels_of(missing), tick)
         warm_up()
         return {}
@@ -269,23 +273,25 @@ def _decode(quick: bool, dtype: Dtype) -> Iterator[Part]:
         form, keys, values = kind
         name = f"decode attention, {cache}, {keys} {form} keys, {values} values"
         steps = len(every) + len(stock_plans(every))
-        parts[kind] = Part(name, steps, partial(has_times, kind), partial(measure, every))
-    yield Part(
+        sections[kind] = ProfileSection(
+            name, steps, partial(has_times, kind), partial(measure, every)
+        )
+    yield ProfileSection(
         f"compiling decode kernels, {cache}",
         len(kernels_of(plans)),
-        lambda profile: all(part.is_in(profile) for part in parts.values()),
+        lambda profile: all(section.is_in(profile) for section in sections.values()),
         compile_all,
     )
-    yield from parts.values()
+    yield from sections.values()
 
 
 def _heads(plan: DecodePlan) -> _Heads:
     return plan.form, plan.key_heads, plan.value_heads
 
 
-def _prefill(quick: bool) -> Part:
+def _prefill(quick: bool) -> ProfileSection:
     plans = prefill_plans(quick)
-    return Part(
+    return ProfileSection(
         "prefill attention",
         len(plans),
         # Without vLLM there are no such times.
@@ -294,9 +300,9 @@ def _prefill(quick: bool) -> Part:
     )
 
 
-def _low_rank(quick: bool) -> Part:
+def _low_rank(quick: bool) -> ProfileSection:
     shapes, tokens = low_rank_shapes(quick), low_rank_tokens(quick)
-    return Part(
+    return ProfileSection(
         "low-rank linears",
         len(shapes),
         lambda profile: bool(profile.low_rank),
@@ -304,9 +310,9 @@ def _low_rank(quick: bool) -> Part:
     )
 
 
-def _swiglu(quick: bool) -> Part:
+def _swiglu(quick: bool) -> ProfileSection:
     shapes = swiglu_shapes(quick)
-    return Part(
+    return ProfileSection(
         "gate, up and SwiGLU",
         len(shapes),
         lambda profile: bool(profile.swiglu),
@@ -314,9 +320,9 @@ def _swiglu(quick: bool) -> Part:
     )
 
 
-def _passes(quick: bool) -> Part:
+def _passes(quick: bool) -> ProfileSection:
     points = pass_points(quick)
-    return Part(
+    return ProfileSection(
         "quantization of activations",
         len(points),
         lambda profile: bool(profile.passes),
@@ -324,9 +330,9 @@ def _passes(quick: bool) -> Part:
     )
 
 
-def _fused(quick: bool) -> Part:
+def _fused(quick: bool) -> ProfileSection:
     points = fused_points(quick)
-    return Part(
+    return ProfileSection(
         FUSED_PART,
         len(points),
         lambda profile: bool(profile.fused),
@@ -334,7 +340,7 @@ def _fused(quick: bool) -> Part:
     )
 
 
-def _dims(quick: bool) -> Part:
+def _dims(quick: bool) -> ProfileSection:
     plans = dim_plans(quick)
 
     def measure(profile: GpuProfile, tick: _Tick) -> _Found:
@@ -342,12 +348,12 @@ def _dims(quick: bool) -> Part:
         return {"gemm": [dim_sweep(plan, buffers.sweep(plan, tick)) for plan in plans]}
 
     steps = sum(len(plan.dims) for plan in plans)
-    return Part("dims of linears", steps, lambda profile: bool(profile.gemm), measure)
+    return ProfileSection("dims of linears", steps, lambda profile: bool(profile.gemm), measure)
 
 
-def _attention(quick: bool) -> Part:
+def _attention(quick: bool) -> ProfileSection:
     plan = dim_plan(quick)
-    return Part(
+    return ProfileSection(
         "attention by head size",
         len(plan.dims),
         lambda profile: bool(profile.attention),
@@ -355,9 +361,9 @@ def _attention(quick: bool) -> Part:
     )
 
 
-def _causal(quick: bool) -> Part:
+def _causal(quick: bool) -> ProfileSection:
     plans = causal_plans(quick)
-    return Part(
+    return ProfileSection(
         "causal attention by head size",
         sum(len(plan.dims) for plan in plans),
         lambda profile: bool(profile.prefill),
@@ -365,9 +371,9 @@ def _causal(quick: bool) -> Part:
     )
 
 
-def _sustained(quick: bool, dtype: Dtype) -> Part:
+def _sustained(quick: bool, dtype: Dtype) -> ProfileSection:
     shapes = sustained_shapes(quick)
-    return Part(
+    return ProfileSection(
         f"linears without a rest, {_named(dtype)}",
         len(shapes),
         lambda profile: any(time.dtype == dtype for time in profile.sustained),
