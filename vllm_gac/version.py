@@ -27,10 +27,14 @@ def version() -> str:
 def _installed(package: Path) -> str | None:
     """The version of the distribution that this package belongs to; None if there is none."""
     try:
-        found = metadata.distribution("vllm-gac")
+        distribution = metadata.distribution("vllm-gac")
     except metadata.PackageNotFoundError:
         return None
-    return found.version if Path(str(found.locate_file(package.name))) == package else None
+    return (
+        distribution.version
+        if Path(str(distribution.locate_file(package.name))) == package
+        else None
+    )
 
 
 def _commit(package: Path) -> str | None:

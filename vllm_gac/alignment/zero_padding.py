@@ -64,8 +64,8 @@ def new_table(
     """
     if stored.layers[index].key.rope_table or not padded.layers[index].key.rope_table:
         return None
-    own = inverse_frequencies(rope, stored.head_dim)
-    return pad(own, (0, padded.layers[index].key.size // 2 - len(own)))[None]
+    table = inverse_frequencies(rope, stored.head_dim)
+    return pad(table, (0, padded.layers[index].key.size // 2 - len(table)))[None]
 
 
 def padded_tensor(stored: ModelLayout, padded: ModelLayout, name: str, tensor: Tensor) -> Tensor:

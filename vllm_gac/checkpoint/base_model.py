@@ -121,7 +121,7 @@ def _front_matter(directory: Path) -> str:
 
 
 def _licence(directory: Path, front: str) -> dict[str, str]:
-    found = {key: value for key, _, value in _LICENCE.findall(front)}
-    if not found and (directory / "LICENSE").is_file():
+    licence = {key: value for key, _, value in _LICENCE.findall(front)}
+    if not licence and (directory / "LICENSE").is_file():
         return {"license": "other", "license_link": "LICENSE"}
-    return found
+    return licence

@@ -39,10 +39,10 @@ def without_fused(
     """
     if not FAMILIES[model_type].fused:
         return tensors
-    found = dict(tensors)
+    split = dict(tensors)
     for index, layer in enumerate(layout.layers):
         for fused, parts in _PARTS.items():
-            info = found.pop(f"model.layers.{index}.{fused}.weight", None)
+            info = split.pop(f"model.layers.{index}.{fused}.weight", None)
             if info is None:
                 continue
             where = f"{directory / info.file}: model.layers.{index}.{fused}.weight"
@@ -58,8 +58,8 @@ def without_fused(
             start = info.start
             for part, shape in shapes.items():
                 name = f"model.layers.{index}.{part}.weight"
-                if name in found:
+                if name in split:
                     raise CheckpointError(f"{where}: holds {part}, which is also a tensor")
-                found[name] = replace(info, shape=shape, start=start)
+                split[name] = replace(info, shape=shape, start=start)
                 start += shape[0] * columns * DTYPES[info.dtype].bytes
-    return found
+    return split

@@ -110,7 +110,7 @@ def _snapshot(hub_id: str, revision: str | None, weights: bool, flag: str) -> Pa
     needed = ["config.json", *TOKENIZER, *(_WEIGHTS if weights else ())]
     with hub_faults(hub_id, "model", revision, flag):
         try:
-            found = snapshot_download(
+            snapshot = snapshot_download(
                 hub_id,
                 revision=revision,
                 allow_patterns=[*needed, *OTHERS, "README.md"],
@@ -118,14 +118,14 @@ def _snapshot(hub_id: str, revision: str | None, weights: bool, flag: str) -> Pa
             )
         except LocalEntryNotFoundError:
             # Without the Hub's answer. vLLM fetches config, tokenizer and weights alone.
-            found = snapshot_download(
+            snapshot = snapshot_download(
                 hub_id,
                 revision=revision,
                 allow_patterns=needed,
                 ignore_patterns=[*_NOT_FETCHED],
                 local_files_only=True,
             )
-    directory = Path(found)
+    directory = Path(snapshot)
     if weights and not any(directory.glob("*.safetensors")):
         raise HubError(
             f"{hub_id}: no *.safetensors at its top level ({directory}), and no other weights are "

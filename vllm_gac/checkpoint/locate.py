@@ -91,8 +91,8 @@ def locate_weights(directory: Path) -> Weights:
     names = sorted(path.name for path in directory.glob("*"))
     index, suffix = directory / INDEX_FILE, ".safetensors"
     files = [n for n in names if n.endswith(suffix) and not n.startswith(CONSOLIDATED)]
-    if not any(suffix in name for name in names) and (found := state_dict_files(directory)):
-        index, suffix, files = directory / _STATE_DICT_INDEX, ".bin", found
+    if not any(suffix in name for name in names) and (state_dicts := state_dict_files(directory)):
+        index, suffix, files = directory / _STATE_DICT_INDEX, ".bin", state_dicts
     listed: Mapping[str, str] = {}
     if index.name in names:
         refuse_escape(directory, index)
@@ -149,8 +149,8 @@ def without_weights(directory: Path) -> str:
 
 def _without_config(directory: Path) -> str:
     """What `directory` is, if it has no config.json."""
-    if (found := _not_ours(directory)) is not None:
-        return found
+    if (reason := _not_ours(directory)) is not None:
+        return reason
     if (directory / "params.json").exists():
         return (
             "there is a params.json but no config.json, so this model has its makers' own layout, "

@@ -238,8 +238,8 @@ def _header_faults(checkpoint: Checkpoint) -> Iterator[str]:
             is_matrix = len(info.shape) > 1 and not name.endswith("norm.weight")
             allowed = (common,) if is_matrix else (common, "F32")
         if info.shape not in shapes:
-            found = sanitize(list(info.shape))
-            yield f"{directory / info.file}: {name}: shape {found}, expected {list(shape)}"
+            shape_read = sanitize(list(info.shape))
+            yield f"{directory / info.file}: {name}: shape {shape_read}, expected {list(shape)}"
         if info.dtype not in allowed:
             expected = " or ".join(allowed)
             yield f"{directory / info.file}: {name}: dtype {info.dtype}, expected {expected}"

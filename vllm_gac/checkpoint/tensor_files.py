@@ -131,12 +131,12 @@ def all_finite(raw: "np.ndarray[Any, np.dtype[np.uint8]]", dtype: str) -> bool:
     Read as signed integers, positive infinity and NaN are the largest values; read as unsigned
     integers, the negative ones are. Two maxima without a copy run at the speed of memory.
     """
-    least, size = _EXPONENT_BITS[dtype], DTYPES[dtype].bytes
+    infinity, size = _EXPONENT_BITS[dtype], DTYPES[dtype].bytes
     sign = 1 << (8 * size - 1)
     for start in range(0, len(raw), _PIECE_BYTES):
         signed = raw[start : start + _PIECE_BYTES].view(f"<i{size}")
         unsigned = signed.view(f"<u{size}")
-        if int(signed.max()) >= least or int(unsigned.max()) >= sign + least:
+        if int(signed.max()) >= infinity or int(unsigned.max()) >= sign + infinity:
             return False
     return True
 

@@ -25,24 +25,24 @@ def auxiliary_files(source: Path) -> list[Path]:
     Raises CheckpointError for a link out of `source`, because its target is not part of the
     model, and for files that are too large or too many.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for pattern in (*TOKENIZER, *OTHERS):
         for path in islice(source.glob(pattern), _MAX_AUXILIARY_FILES + 1):
             if path.is_file():
                 refuse_escape(source, path)
-                found.append(path)
+                files.append(path)
                 size = path.stat().st_size
                 if size > _MAX_AUXILIARY_BYTES:
                     raise CheckpointError(
                         f"{path}: {size} bytes, at most {_MAX_AUXILIARY_BYTES} are copied "
                         "with a model; move it elsewhere"
                     )
-    if len(found) > _MAX_AUXILIARY_FILES:
+    if len(files) > _MAX_AUXILIARY_FILES:
         raise CheckpointError(
-            f"{source}: more than {_MAX_AUXILIARY_FILES} files named like {found[0].name} are not "
+            f"{source}: more than {_MAX_AUXILIARY_FILES} files named like {files[0].name} are not "
             "copied with a model; move some elsewhere"
         )
-    return sorted(found)
+    return sorted(files)
 
 
 def copy_auxiliary_files(source: Path, directory: Path) -> None:

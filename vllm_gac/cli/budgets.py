@@ -60,11 +60,11 @@ def print_budgets(plan: "Plan") -> None:
             f"{'bytes':13}  {held[0]:,} of weights and of the cache of all sequences, "
             f"{held[0] / held[1]:.1%} of dense"
         )
-    if isinstance(asked := plan.notes.get("max_loss"), float):
+    if isinstance(max_loss := plan.notes.get("max_loss"), float):
         best = "fastest" if held is None else "smallest"
         print(
-            f"{'asked':13}  perplexity at most {asked:.2%} higher: the {best} plan that is expected"
-            " to keep to it"
+            f"{'asked':13}  perplexity at most {max_loss:.2%} higher: the {best} plan that is "
+            "expected to keep to it"
         )
 
 
@@ -78,10 +78,10 @@ def _bytes(plan: "Plan") -> tuple[int, int] | None:
 
 def _about_times(plan: "Plan") -> list[str]:
     """What the plan notes about its predicted times. A plan file may hold any notes."""
-    found = plan.notes.get("times")
-    if not isinstance(found, list):
+    notes = plan.notes.get("times")
+    if not isinstance(notes, list):
         return []
-    return [sentence(text) for text in found if isinstance(text, str)]
+    return [sentence(text) for text in notes if isinstance(text, str)]
 
 
 def _why_left(plan: "Plan", budget: str) -> str | None:

@@ -88,22 +88,22 @@ def run(args: argparse.Namespace) -> int:
 
     from vllm_gac.errors import CheckpointError
 
-    found = _perplexity(args, run_arguments(args) | {"revision": args.revision})
-    if not math.isfinite(found.perplexity):
+    perplexity = _perplexity(args, run_arguments(args) | {"revision": args.revision})
+    if not math.isfinite(perplexity.perplexity):
         raise CheckpointError(
-            f"{args.directory}: perplexity is {found.perplexity}; see 'vllm-gac verify'"
+            f"{args.directory}: perplexity is {perplexity.perplexity}; see 'vllm-gac verify'"
         )
     if args.json:
-        print_json(found._asdict())
+        print_json(perplexity._asdict())
     else:
-        _print_perplexity(found)
+        _print_perplexity(perplexity)
     return 0
 
 
 def _compare(args: argparse.Namespace) -> int:
     from vllm_gac.steps.evaluate.compare import MIN_WINDOWS, compare
 
-    found = compare(
+    comparison = compare(
         args.directory,
         args.against,
         args.text,
@@ -112,28 +112,29 @@ def _compare(args: argparse.Namespace) -> int:
         **on_a_device(args),
     )
     if args.json:
-        print_json(dataclasses.asdict(found))
+        print_json(dataclasses.asdict(comparison))
         return 0
     interval = (
         f"too little text for an interval, which takes {MIN_WINDOWS} windows"
-        if found.interval is None
-        else "95 % interval {:.4f} to {:.4f}".format(*found.interval)
+        if comparison.interval is None
+        else "95 % interval {:.4f} to {:.4f}".format(*comparison.interval)
     )
-    _print_perplexity(found)
-    print(f"{found.ratio:.4f} times {found.against:.4f} of {sanitize(args.against)}; {interval}")
+    _print_perplexity(comparison)
+    times = f"{comparison.ratio:.4f} times {comparison.against:.4f}"
+    print(f"{times} of {sanitize(args.against)}; {interval}")
     print(
-        f"divergence {found.divergence:.4f} nats per token; the first choice is the same for "
-        f"{found.agreement:.1%} of tokens"
+        f"divergence {comparison.divergence:.4f} nats per token; the first choice is the same for "
+        f"{comparison.agreement:.1%} of tokens"
     )
     return 0
 
 
-def _print_perplexity(found: "Perplexity | Comparison") -> None:
+def _print_perplexity(measured: "Perplexity | Comparison") -> None:
     each = ""
-    if len(found.by_text) > 1:
-        tokens = (f"{count:,} of {sanitize(text)}" for text, count in found.by_text.items())
+    if len(measured.by_text) > 1:
+        tokens = (f"{count:,} of {sanitize(text)}" for text, count in measured.by_text.items())
         each = f": {', '.join(tokens)}"
-    print(f"perplexity {found.perplexity:.4f} over {found.tokens:,} tokens{each}")
+    print(f"perplexity {measured.perplexity:.4f} over {measured.tokens:,} tokens{each}")
 
 
 def _perplexity(args: argparse.Namespace, options: dict[str, Any]) -> "Perplexity":

@@ -115,9 +115,9 @@ def _say_what_a_gpu_keeps(source: Path, written: "ModelLayout") -> None:
     else:
         return
     _, there = open_any_format(source, fits_decode_kernel)
-    whole = 2 * written.num_key_value_heads * written.head_dim * len(written.layers)
+    dense_elements = 2 * written.num_key_value_heads * written.head_dim * len(written.layers)
     print(
         f"\nAn H100 or H200 cannot serve this: {fault}. Serve {quoted(source)} there: it then has "
         f"whole keys where latents do not fit, and caches {there.layout.kv_elements:,} numbers per "
-        f"token; this has {written.kv_elements:,}, the dense model {whole:,}."
+        f"token; this has {written.kv_elements:,}, the dense model {dense_elements:,}."
     )

@@ -32,18 +32,18 @@ def run(args: argparse.Namespace) -> int:
     """Print the format, the sizes, the alignment and the dims of every layer."""
     from vllm_gac.steps.inspect import inspect
 
-    found = inspect(args.directory, revision=args.revision)
+    inspection = inspect(args.directory, revision=args.revision)
     if args.json:
-        print_json(found.as_json())
+        print_json(inspection.as_json())
         return 0
-    print(f"format      {found.format} ({_FORMATS[found.format]})")
-    print(f"parameters  {found.parameters:,}")
-    print(f"KV cache    {found.kv_bytes_per_token:,} bytes per token, 16-bit")
-    print(f"aligned     {found.aligned_dims} of {found.dims} dims are multiples of 8")
-    if found.expected_loss is not None:
-        print(f"planned     to lose {found.expected_loss:.4f} nats per token")
-    if found.measured is not None:
-        print(f"measured    {found.measured}")
+    print(f"format      {inspection.format} ({_FORMATS[inspection.format]})")
+    print(f"parameters  {inspection.parameters:,}")
+    print(f"KV cache    {inspection.kv_bytes_per_token:,} bytes per token, 16-bit")
+    print(f"aligned     {inspection.aligned_dims} of {inspection.dims} dims are multiples of 8")
+    if inspection.expected_loss is not None:
+        print(f"planned     to lose {inspection.expected_loss:.4f} nats per token")
+    if inspection.measured is not None:
+        print(f"measured    {inspection.measured}")
     print()
-    print_layers(found.layers)
+    print_layers(inspection.layers)
     return 0

@@ -71,9 +71,9 @@ def run(args: argparse.Namespace) -> int:
     for file in (args.out, args.plot):
         if file is not None and os.path.lexists(file):
             raise PlanError(f"{file}: exists; remove it or choose another file")
-    own = given(args, *BUDGETS, "methods")
-    if args.like is not None and own:
-        flag = options_of(PlanRequest)[next(iter(own))].flags[0]
+    given_budgets = given(args, *BUDGETS, "methods")
+    if args.like is not None and given_budgets:
+        flag = options_of(PlanRequest)[next(iter(given_budgets))].flags[0]
         args.usage_error(f"{flag} has no effect with --like, whose budgets and methods are taken")
     if args.like is None and not given(args, *BUDGETS):
         args.usage_error("give --max-loss, --param-ratio, --kv-ratio, a --latency or --like")

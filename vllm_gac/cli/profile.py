@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
     assert profile.ceilings
     bandwidth, peak = profile.ceilings.terabytes_per_second, profile.ceilings.teraflops
     if args.json:
-        found = {"gpu": profile.gpu, "terabytes_per_second": bandwidth, "teraflops": peak}
-        print_json({"out": str(args.out)} | found)
+        summary = {"gpu": profile.gpu, "terabytes_per_second": bandwidth, "teraflops": peak}
+        print_json({"out": str(args.out)} | summary)
     else:
         print(
             f"wrote {args.out}: {profile.gpu}, {bandwidth:.2f} TB/s, {peak:.0f} TFLOP/s; use it "
@@ -105,12 +105,12 @@ def _before(out: Path) -> "GpuProfile | None":
     if not os.path.lexists(out):
         return None
     try:
-        found = validate(GpuProfile, read_json(out, ProfileError), str(out), ProfileError)
+        profile = validate(GpuProfile, read_json(out, ProfileError), str(out), ProfileError)
     except GacError as e:
         raise ProfileError(f"{e}; choose another --out, or remove it") from e
-    if found.gpu != (gpu := torch.cuda.get_device_name()):
+    if profile.gpu != (gpu := torch.cuda.get_device_name()):
         raise ProfileError(
-            f"{out}: the profile is of {found.gpu}, and this GPU is {gpu}; measure it into another "
-            "file"
+            f"{out}: the profile is of {profile.gpu}, and this GPU is {gpu}; measure it into "
+            "another file"
         )
-    return found
+    return profile

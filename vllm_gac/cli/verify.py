@@ -24,12 +24,12 @@ def run(args: argparse.Namespace) -> int:
     """Print the faults, or say that there are none."""
     from vllm_gac.steps.verify import verify
 
-    found = verify(args.directory, progress=True, revision=args.revision)
+    verification = verify(args.directory, progress=True, revision=args.revision)
     if args.json:
-        print_json(found.as_json())
-    elif found.ok:
-        print(f"ok: {found.tensors} tensors, {found.parameters:,} parameters")
+        print_json(verification.as_json())
+    elif verification.ok:
+        print(f"ok: {verification.tensors} tensors, {verification.parameters:,} parameters")
     else:
-        for fault in found.faults:
+        for fault in verification.faults:
             print(fault)
-    return 0 if found.ok else 1
+    return 0 if verification.ok else 1

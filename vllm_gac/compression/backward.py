@@ -102,10 +102,10 @@ def head_gradients(
             logits = linear(normed.detach(), unembedding)
             by_normed = logits.softmax(-1) @ unembedding
             for draw, following in enumerate(_drawn(logits, draws, generator)):
-                (found,) = torch.autograd.grad(
+                (gradient,) = torch.autograd.grad(
                     normed, leaf, by_normed - unembedding[following], retain_graph=True
                 )
-                gradients[draw, number, start * ROWS :][: len(some)] = found.cpu()
+                gradients[draw, number, start * ROWS :][: len(some)] = gradient.cpu()
     return gradients
 
 

@@ -127,8 +127,8 @@ class Measured:
         if self.held_tokens:
             held = self.held_tokens // length
             count = len(whole_sequences(held)) if self.probe_tokens else 0
-            whole: Shapes = {WHOLE: (len(probes(layout, self.methods)), count)}
-            return whole | text | {HELD: (held, length)}
+            shapes: Shapes = {WHOLE: (len(probes(layout, self.methods)), count)}
+            return shapes | text | {HELD: (held, length)}
         tried: Shapes = {PROBES: (len(layout.layers), 2 * len(probes(layout, self.methods)), 2)}
         return tried | text
 

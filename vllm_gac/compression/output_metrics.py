@@ -78,9 +78,9 @@ def _backward(
             observe_output=outputs.__setitem__,
         )
         wanted = [entering, *(outputs[name] for name in linears)]
-        first, *found = torch.autograd.grad(left, wanted, gradient.to(model.device))
+        first, *by_linear = torch.autograd.grad(left, wanted, gradient.to(model.device))
         outgoing.append(first.cpu())
-        for name, by_output in zip(linears, found, strict=True):
+        for name, by_output in zip(linears, by_linear, strict=True):
             # The last token predicts nothing: its gradient is zero.
             rows = by_output[:, :-1].flatten(0, 1)
             if of_input(name):

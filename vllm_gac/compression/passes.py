@@ -195,13 +195,13 @@ def _stream(run: _Run) -> torch.Tensor:
                 stats = {**stats, **_read_metrics(run, index, measured.metrics)}
                 steady = shrink_covariances(stats, measured.tokens)
                 layer = MeasuredLayer(model.layout, weights, steady, model.inv_freq)
-                found = {f"errors.{c.name}": c.errors(layer) for c in compressors}
+                errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
                 if len(held):
-                    found[PROBES], small = _probed(run, index, layer, tried, held, small)
+                    errors[PROBES], small = _probed(run, index, layer, tried, held, small)
                     held = layer_outputs(model, model.layout.layers[index], weights, held)
                 states = {"hidden": hidden, "held": held, "small": small}
                 write_tensors(_hidden_path(file, index + 1), states)
-                file.append(index, {**stats, **found})
+                file.append(index, {**stats, **errors})
                 for path in (_hidden_path, _metrics_path, _gradients_path):
                     path(file, index).unlink(missing_ok=True)
         return divergences(model, read, held[rows], small)
@@ -221,8 +221,8 @@ def _probed(
     count, length, size = held.shape
     shape = (DRAWS, count, len(positions(length)), size)
     gradients = kept_tensors(_gradients_path(run.file, index), {"gradients": shape})["gradients"]
-    found, leaving = measure_layer(run.model, layer, tried, held, gradients, small)
-    return found.flatten(), leaving
+    divergence, leaving = measure_layer(run.model, layer, tried, held, gradients, small)
+    return divergence.flatten(), leaving
 
 
 def _read_metrics(run: _Run, index: int, linears: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -156,10 +156,10 @@ def measure_gradients(
             entering = states.to(model.device).requires_grad_()
             left = layer_forward(model, model.layout.layers[index], weights, entering)
             for draw, gradient in enumerate(incoming[:, rows]):
-                (found,) = torch.autograd.grad(
+                (by_input,) = torch.autograd.grad(
                     left, entering, gradient.to(model.device), retain_graph=True
                 )
-                outgoing[draw, rows] = found.cpu()
+                outgoing[draw, rows] = by_input.cpu()
         return outgoing
 
     backward(
@@ -198,7 +198,7 @@ def measure_layer(
     leaving = torch.empty_like(entering, device="cpu")
     at = positions(hidden.shape[1]).to(model.device)
     dense = list(_outputs(model, model.layout.layers[0], layer.weights, hidden, at))
-    found = torch.empty(len(tried), len(hidden))
+    divergence = torch.empty(len(tried), len(hidden))
     for number, probe in enumerate(tried):
         smaller = {
             name: tensor.to(model.dtype)
@@ -213,9 +213,9 @@ def measure_layer(
             products = torch.einsum(
                 "dnph,nph->dnp", gradients[:, rows].to(model.device), after - before
             )
-            found[number, rows] = (products.square().mean((0, 2)) / 2).cpu().float()
+            divergence[number, rows] = (products.square().mean((0, 2)) / 2).cpu().float()
         leaving[number] = layer_outputs(model, probe.layer, smaller, entering[number])
-    return found, leaving
+    return divergence, leaving
 
 
 def divergences(
@@ -232,7 +232,7 @@ def divergences(
     Returns:
         fp32 [models, count], in nats per token of each sequence.
     """
-    last, found = head_weights(model, read), torch.zeros(small.shape[:2])
+    last, divergence = head_weights(model, read), torch.zeros(small.shape[:2])
     for row, sequence in enumerate(dense[:, :-1]):
         for start in range(0, len(sequence), ROWS):
             some = slice(start, start + ROWS)
@@ -240,8 +240,8 @@ def divergences(
             for number, states in enumerate(small[:, row, :-1]):
                 got = unembed(model, last, states[some].to(model.device)).log_softmax(-1)
                 lost = kl_div(got, expected, reduction="sum", log_target=True)
-                found[number, row] += max(float(lost), 0.0) / len(sequence)
-    return found
+                divergence[number, row] += max(float(lost), 0.0) / len(sequence)
+    return divergence
 
 
 def _outputs(

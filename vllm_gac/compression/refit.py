@@ -99,17 +99,17 @@ def refit_layer(
         The tensors, with those of o_proj and down_proj in fp64 where they have changed; and the
         hidden states that leave the dense layer.
     """
-    found, before, dense = dict(weights), model.layout.layers[index], _cast(model, dense)
+    refitted, before, dense = dict(weights), model.layout.layers[index], _cast(model, dense)
     attention = _Half(model, "self_attn.o_proj", layer)
     dense_output = attention.forward(before, dense, streams.dense)
-    found |= _refitted(attention, found, streams.small, dense_output)
+    refitted |= _refitted(attention, refitted, streams.small, dense_output)
     if model.layout.experts:  # they stay as they are
         left = (after_mlp(model, dense, x.to(model.device)).cpu() for x in batches(dense_output))
-        return found, torch.cat([*left])
-    entering = attention.forward(layer, _cast(model, found), streams.small)
+        return refitted, torch.cat([*left])
+    entering = attention.forward(layer, _cast(model, refitted), streams.small)
     mlp = _Half(model, "mlp.down_proj", layer)
     dense_output = mlp.forward(before, dense, dense_output)
-    return found | _refitted(mlp, found, entering, dense_output), dense_output
+    return refitted | _refitted(mlp, refitted, entering, dense_output), dense_output
 
 
 def layer_output(

@@ -82,7 +82,7 @@ def check_stats(
     """
     with _opened(path, "np") as file:
         metadata: dict[str, str] = dict(file.metadata() or {})
-        found = {name: _entry(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
+        entries = {name: _entry(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
     if "model_config_sha256" not in metadata:
         raise CheckpointError(f"{path}: not statistics that 'vllm-gac calibrate' wrote")
     if (found_format := metadata.get("format", "1")) not in _READ:
@@ -116,9 +116,9 @@ def check_stats(
         )
     for name, shape in measured.shapes(layout).items():
         expected = (dtype_of(name), shape)
-        if found.get(name) != expected:
+        if entries.get(name) != expected:
             raise CheckpointError(
-                f"{path}: {name}: {_describe(found.get(name))}, expected {_describe(expected)}; "
+                f"{path}: {name}: {_describe(entries.get(name))}, expected {_describe(expected)}; "
                 "calibrate again"
             )
     return measured
@@ -189,8 +189,8 @@ def _covariance_fault(matrix: torch.Tensor) -> str | None:
     rounding = _ROUNDING * float(variances.max())
     for start in range(0, len(matrix), _ROWS):
         rows = slice(start, start + _ROWS)
-        most = deviations[rows, None] * deviations * (1 + _ROUNDING) + rounding
-        if bool((matrix[rows].abs() > most).any()):
+        bound = deviations[rows, None] * deviations * (1 + _ROUNDING) + rounding
+        if bool((matrix[rows].abs() > bound).any()):
             return "a covariance exceeds what its variances allow"
     return None
 
@@ -217,10 +217,10 @@ def read_tokens(
         )
     with _opened(path, "pt") as file:
         tokens: torch.Tensor = file.get_tensor(name)
-    least, most = (int(bound) for bound in tokens.aminmax())
-    if least < 0 or most >= layout.vocab_size:
+    smallest, largest = (int(bound) for bound in tokens.aminmax())
+    if smallest < 0 or largest >= layout.vocab_size:
         raise CheckpointError(
-            f"{path}: {name}: {least} to {most}, the model has 0 to {layout.vocab_size - 1}; "
+            f"{path}: {name}: {smallest} to {largest}, the model has 0 to {layout.vocab_size - 1}; "
             "calibrate again"
         )
     return tokens

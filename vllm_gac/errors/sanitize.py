@@ -12,13 +12,13 @@ _SENTENCE_BYTES = 1900
 _CUT = " [...] "
 
 
-def sanitize(value: object, most: int = _NAME_BYTES) -> str:
-    """`value` as printable text of at most `most` bytes; longer text is cut in the middle."""
+def sanitize(value: object, max_bytes: int = _NAME_BYTES) -> str:
+    """`value` as printable text of at most `max_bytes` bytes; longer text is cut in the middle."""
     text = str(value)
-    if len(text) > 2 * most:  # escapes only lengthen it
-        text = text[:most] + text[-most:]
-        return _cut(one_line(text), most, always=True)
-    return _cut(one_line(text), most)
+    if len(text) > 2 * max_bytes:  # escapes only lengthen it
+        text = text[:max_bytes] + text[-max_bytes:]
+        return _cut(one_line(text), max_bytes, always=True)
+    return _cut(one_line(text), max_bytes)
 
 
 def sentence(message: object) -> str:
@@ -38,10 +38,10 @@ def in_markdown(value: object) -> str:
     return re.sub(r"([\\`*_{}\[\]<>()#+!|&~$:@])", r"\\\1", sanitize(value))
 
 
-def _cut(text: str, most: int, always: bool = False) -> str:
+def _cut(text: str, max_bytes: int, always: bool = False) -> str:
     raw = text.encode()
-    if len(raw) <= most and not always:
+    if len(raw) <= max_bytes and not always:
         return text
-    head = (most - len(_CUT)) * 2 // 3
-    tail = most - len(_CUT) - head
+    head = (max_bytes - len(_CUT)) * 2 // 3
+    tail = max_bytes - len(_CUT) - head
     return raw[:head].decode(errors="ignore") + _CUT + raw[-tail:].decode(errors="ignore")

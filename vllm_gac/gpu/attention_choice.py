@@ -103,8 +103,10 @@ def measured_backend(
         return GAC
     gathers = cache_type == "fp8"
     times = prefill_times(profile, gathers)
-    own = {k: t for k in PREFILL_KERNELS if (t := at_or_above(times.get(k, {}), heads.head_sizes))}
-    fastest = min(own, key=lambda kernel: own[kernel], default=None)
+    by_kernel = {
+        k: t for k in PREFILL_KERNELS if (t := at_or_above(times.get(k, {}), heads.head_sizes))
+    }
+    fastest = min(by_kernel, key=lambda kernel: by_kernel[kernel], default=None)
     return _faster(heads, fastest, profile, gathers)
 
 
@@ -172,13 +174,15 @@ def prefill_times(
         for kernel in times.keys() - {STOCK, _GATHERED}:
             for sizes in times[kernel].keys() - rows.keys():
                 del times[kernel][sizes]
-            for sizes, own in times[kernel].items():
+            for sizes, of_kernel in times[kernel].items():
                 gathering = rows[sizes]["cached"] - rows[sizes]["fresh"]
-                own["cached"] = max(own.get("cached", 0.0), own.get("fresh", 0.0) + gathering)
+                of_kernel["cached"] = max(
+                    of_kernel.get("cached", 0.0), of_kernel.get("fresh", 0.0) + gathering
+                )
     return {
         kernel: {
-            sizes: math.exp(sum(map(math.log, found.values())) / len(found))
-            for sizes, found in by_sizes.items()
+            sizes: math.exp(sum(map(math.log, by_size.values())) / len(by_size))
+            for sizes, by_size in by_sizes.items()
         }
         for kernel, by_sizes in times.items()
     }
@@ -251,9 +255,9 @@ def _gain_over_stock(
     if prefill is None or prefill not in times or STOCK not in times:
         return None
     sizes = heads.key_size, heads.value_size
-    own, stock = at_or_above(times[prefill], sizes), at_or_above(times[STOCK], sizes)
+    ours, stock = at_or_above(times[prefill], sizes), at_or_above(times[STOCK], sizes)
     decode = at_or_above(_decode_gains(profile), sizes)
-    return None if own is None or stock is None or decode is None else decode * stock / own
+    return None if ours is None or stock is None or decode is None else decode * stock / ours
 
 
 @cache

@@ -101,8 +101,8 @@ class Distillation:
         for first in range(0, len(parts), self.processes.count):
             number = first + self.processes.rank
             # One for whom none is left computes with the others, who need its share of the weights.
-            found = self.rest(self._sums, parts[min(number, len(parts) - 1)])
-            sums += found if number < len(parts) else 0
+            partial_sums = self.rest(self._sums, parts[min(number, len(parts) - 1)])
+            sums += partial_sums if number < len(parts) else 0
         sums = self.processes.summed(sums)
         divergence, loss, teacher_loss = (sums / (tokens.numel() - len(tokens))).tolist()
         return Score(divergence, loss), teacher_loss
@@ -118,12 +118,12 @@ class Distillation:
         for ours, theirs, wanted in self._pieces(student[:, :-1], teacher[:, :-1], targets):
             ours = unembed(self.student.reference, heads[0], ours)
             theirs = unembed(self.teacher.reference, heads[1], theirs)
-            found = (
+            batch_sums = (
                 _softened_divergence(ours, theirs, 1.0),
                 cross_entropy(ours, wanted, reduction="sum"),
                 cross_entropy(theirs, wanted, reduction="sum"),
             )
-            sums += torch.stack(found).double().cpu()
+            sums += torch.stack(batch_sums).double().cpu()
         return sums
 
     def _leaving(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -132,9 +132,9 @@ def memory(
 
 
 def chosen_rank(
-    asked: str,
+    requested: str,
     adapter_rank: int,
-    whole: Memory,
+    full: Memory,
     adapters: Memory,
     free: int | None,
     free_on_host: float = math.inf,
@@ -144,7 +144,7 @@ def chosen_rank(
     Args:
         asked: "full", "lora", or "auto": all weights if there is room for them.
         adapter_rank: The rank if adapters are trained.
-        whole: What training all weights needs.
+        full: What training all weights needs.
         adapters: What training adapters needs.
         free: Free bytes of the device; None: its memory is the host's, and is not looked at.
         free_on_host: Free bytes of host memory for this process.
@@ -153,16 +153,16 @@ def chosen_rank(
         HealingError: What was asked for does not fit.
     """
     room = math.inf if free is None else _SHARE_TO_USE * free
-    if asked != "lora" and whole.total <= room and whole.host <= free_on_host:
+    if requested != "lora" and full.total <= room and full.host <= free_on_host:
         return None
-    if asked != "full" and adapters.total <= room and adapters.host <= free_on_host:
+    if requested != "full" and adapters.total <= room and adapters.host <= free_on_host:
         return adapter_rank
     needed, hints = adapters, ["heal on a larger GPU"]
-    if asked == "full":
-        needed = whole
+    if requested == "full":
+        needed = full
         hints.append(f"give --train lora, which takes {_giga(adapters.total)} GB")
-        offloaded = whole.with_offload
-        if offloaded.total <= room < whole.total and not whole.offloaded:
+        offloaded = full.with_offload
+        if offloaded.total <= room < full.total and not full.offloaded:
             hints.append(
                 f"give --offload, which takes {_giga(offloaded.total)} GB, and "
                 f"{_giga(offloaded.host)} GB of host memory"

@@ -162,19 +162,19 @@ def distributed_context(device: str) -> Iterator[Processes]:
             "or unset WORLD_SIZE"
         )
     rank, local, here = (int(os.environ[name]) for name in _VARIABLES[:3])
-    own = torch.device(device)
-    if own.type == "cuda":
-        own = _gpu_of(own, local, here)
-        torch.cuda.set_device(own)
+    local_device = torch.device(device)
+    if local_device.type == "cuda":
+        local_device = _gpu_of(local_device, local, here)
+        torch.cuda.set_device(local_device)
     log = logging.getLogger("vllm_gac")
     level = log.level
     if rank:
         log.setLevel(logging.ERROR)
-    backend, bound = ("nccl", own) if own.type == "cuda" else ("gloo", None)
+    backend, bound = ("nccl", local_device) if local_device.type == "cuda" else ("gloo", None)
     dist.init_process_group(backend, timeout=_MAX_WAIT, device_id=bound)
     try:
-        mesh = init_device_mesh(own.type, (int(count),))
-        yield Processes(own, int(count), rank, here, mesh)
+        mesh = init_device_mesh(local_device.type, (int(count),))
+        yield Processes(local_device, int(count), rank, here, mesh)
         dist.barrier()  # what the first one has written is there when any of them returns
     finally:
         log.setLevel(level)

@@ -100,12 +100,12 @@ def schedule(
         HealingError: `tokens` or `batch_tokens` have no sequence for each process, `batch_tokens`
             is more than `tokens`, or cannot be shared evenly.
     """
-    least = processes * length
-    if tokens < least:
+    min_tokens = processes * length
+    if tokens < min_tokens:
         shared = f" for each of {processes} processes" if processes > 1 else ""
         raise HealingError(
             f"too few tokens to train on, {tokens}: one step takes a whole sequence of {length} "
-            f"tokens{shared}; give --tokens {least} or more, or a smaller --sequence-length"
+            f"tokens{shared}; give --tokens {min_tokens} or more, or a smaller --sequence-length"
         )
     if batch_tokens and batch_tokens > tokens:
         raise HealingError(
@@ -115,7 +115,7 @@ def schedule(
     if batch_tokens and batch_tokens < length:
         raise HealingError(
             f"--batch-tokens {batch_tokens}: one step takes whole sequences of {length} tokens; "
-            f"give {least} or more, or a smaller --sequence-length"
+            f"give {min_tokens} or more, or a smaller --sequence-length"
         )
     wanted = batch_tokens or min(max(tokens // _STEPS, _MIN_BATCH), _MAX_BATCH, tokens)
     batch = max(1, wanted // length)
@@ -126,7 +126,7 @@ def schedule(
                 f"--batch-tokens {batch_tokens}: {batch} sequences of {length} tokens cannot be "
                 f"shared evenly by {processes} processes; give --batch-tokens {even * length}"
             )
-        batch = min(even, tokens // least * processes)
+        batch = min(even, tokens // min_tokens * processes)
     steps = tokens // (batch * length)
     highest, lowest = _OF_ADAPTERS if adapters else _OF_WEIGHTS
     usual = max(lowest, highest * min(1.0, steps / _STEPS))

@@ -133,11 +133,11 @@ class Student:
 
     def gradients(self) -> dict[str, Tensor]:
         """The shard of the gradient of each parameter. The next ones begin with zero."""
-        found = {}
+        gradients_by_name = {}
         for name, parameter in self._trained():
             assert parameter.grad is not None
-            found[name], parameter.grad = local_shard(parameter.grad), None
-        return found
+            gradients_by_name[name], parameter.grad = local_shard(parameter.grad), None
+        return gradients_by_name
 
     def copy(self) -> dict[str, Tensor]:
         """A copy of `parameters` in host memory."""

@@ -140,17 +140,17 @@ class Healing:
         if finite:
             score, _ = self._distillation.score(self._held_out)
             verdict = guard.judge(step, score)
-            found = f"diverges by {score.divergence:.4f}, by {_best(guard)} at best"
+            reason = f"diverges by {score.divergence:.4f}, by {_best(guard)} at best"
         else:
             verdict = guard.retreat(step)
-            found = "has a gradient that is not finite"
+            reason = "has a gradient that is not finite"
         if verdict == "keep":
             self._best = self._student.copy()
         if verdict == "go back":
             logger.info(
                 "after %s tokens the model %s: goes back to the best weights, at half the rate",
                 f"{step * self._schedule.batch * self._tokens.shape[1]:,}",
-                found,
+                reason,
             )
             self._student.restore(self._best)
             self._adam.forget()
@@ -198,8 +198,8 @@ def even_parts(sequences: torch.Tensor, tokens: int) -> Sequence[torch.Tensor]:
     They are of about the same size: the host launches as many kernels for a small part as for a
     large one.
     """
-    most = max(1, tokens // sequences.shape[1])
-    return sequences.tensor_split(math.ceil(len(sequences) / most))
+    max_rows = max(1, tokens // sequences.shape[1])
+    return sequences.tensor_split(math.ceil(len(sequences) / max_rows))
 
 
 def _refuse_not_finite(before: Score, teacher_loss: float) -> None:

@@ -67,8 +67,10 @@ def import_layers(
         raise CheckpointError(
             f"{where}: {drop[0]}: {len(layers)} layers, num_hidden_layers says {len(dense.layers)}"
         )
-    own = tuple(_layer(dense, dims, f"{where}: layer {i}") for i, dims in enumerate(layers))
-    layout = replace(dense, layers=own)
+    layers_of_model = tuple(
+        _layer(dense, dims, f"{where}: layer {i}") for i, dims in enumerate(layers)
+    )
+    layout = replace(dense, layers=layers_of_model)
     rope = validate(HfConfig, base, where).rope
     sources = {name: Source((name,)) for name in layout.tensors()}
     for index, dims in enumerate(layers):

@@ -112,10 +112,10 @@ def _recognized(
         return "gac", checkpoint
     if packed := quantized(raw, directory):
         raise CheckpointError(packed)
-    expected, found = checkpoint.layout.tensors(), checkpoint.tensors
+    expected, stored = checkpoint.layout.tensors(), checkpoint.tensors
     if checkpoint.layout.experts:  # `faults` reports shapes that differ
         return "dense", checkpoint
-    if all(found[name].shape == shape for name, shape in expected.items() if name in found):
+    if all(stored[name].shape == shape for name, shape in expected.items() if name in stored):
         return "dense", checkpoint
     layout = infer_layout(checkpoint)
     if (
@@ -130,7 +130,7 @@ def _recognized(
         layout,
         sources={name: Source((name,)) for name in layout.tensors()},
         expected=layout.tensors(),
-        tensors=found,
+        tensors=stored,
         unused=frozenset({"lm_head.weight"} if layout.tie_word_embeddings else ()),
     )
     return "hf-pruned", pruned

@@ -230,8 +230,8 @@ class ModelLayout:
 
         [head_dim], or [key heads, key size] where each key head has pairs of its own.
         """
-        own = (layer.key.heads, layer.key.size)
-        return own if layer.key.rope_table else (self.head_dim,)
+        by_head = (layer.key.heads, layer.key.size)
+        return by_head if layer.key.rope_table else (self.head_dim,)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor of the model: exactly what a checkpoint must hold."""
@@ -366,8 +366,8 @@ def layer_of(section: LayerSection, config: HfConfig, head_dim: int, where: str)
             f"{where}: the experts of a {FAMILIES[config.model_type].name} stay as they are, with "
             f"{config.width} channels each, and no linear of its layers has two factors"
         )
-    own = key.heads == config.num_key_value_heads and key.size == head_dim
-    rope_table = section.rope_table if section.rope_table is not None else not own
+    is_native = key.heads == config.num_key_value_heads and key.size == head_dim
+    rope_table = section.rope_table if section.rope_table is not None else not is_native
     if key.form == "latent":
         if section.rope_table:
             raise CheckpointError(

@@ -42,12 +42,12 @@ def _known_version(version: int) -> int:
 Version = Annotated[int, AfterValidator(_known_version)]
 
 
-def between(least: float, most: float) -> AfterValidator:
+def between(minimum: float, maximum: float) -> AfterValidator:
     """Bounds of a float. The message of Field(ge=, le=) would print hundreds of digits."""
 
     def check(value: float) -> float:
-        if not least <= value <= most:
-            raise ValueError(f"must be between {least:g} and {most:g}")
+        if not minimum <= value <= maximum:
+            raise ValueError(f"must be between {minimum:g} and {maximum:g}")
         return value
 
     return AfterValidator(check)

@@ -155,9 +155,9 @@ def _layer_obstacles(
 
 def _sizes(layout: ModelLayout, tp: int) -> str:
     """The numbers of GPUs next to `tp`, below and above, that can share `layout`."""
-    most = layout.num_attention_heads
-    below = next(n for n in range(min(tp, most), 0, -1) if splits(layout, n) or n == 1)
-    above = next((n for n in range(tp + 1, most + 1) if splits(layout, n)), None)
+    max_size = layout.num_attention_heads
+    below = next(n for n in range(min(tp, max_size), 0, -1) if splits(layout, n) or n == 1)
+    above = next((n for n in range(tp + 1, max_size + 1) if splits(layout, n)), None)
     return f"{below} or {above}" if above else f"at most {below}"
 
 

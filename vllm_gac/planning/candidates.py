@@ -58,6 +58,6 @@ def ranks_below_breakeven(
     dense: ModelLayout, layer: LayerLayout, linear: str, dims: AllowedDims
 ) -> list[int]:
     """The allowed ranks, in rising order, whose factors have fewer parameters than the linear."""
-    whole = breakeven_rank(dense, layer, linear)
+    breakeven = breakeven_rank(dense, layer, linear)
     full = min(dense.linear_shape(layer, linear))
-    return [rank for rank in dims.up_to(full, "rank") if rank < whole]
+    return [rank for rank in dims.up_to(full, "rank") if rank < breakeven]

@@ -71,12 +71,12 @@ def choose(costs: Sequence[Ints], values: Sequence[Floats], limits: Mapping[str,
     costs, bounds = [cost[:, columns] for cost in above], bounds[columns]
     relaxed, room = _relaxed(costs, values, bounds), bounds.copy()
     for _ in range(_ATTEMPTS):
-        found = None if relaxed is None else _branch_and_cut(relaxed, room)
-        if found is None:
+        solution = None if relaxed is None else _branch_and_cut(relaxed, room)
+        if solution is None:
             break
-        over = _spent(costs, found.positions) - bounds
+        over = _spent(costs, solution.positions) - bounds
         if (over <= 0).all():
-            return _improved(costs, values, bounds, found)
+            return _improved(costs, values, bounds, solution)
         room -= np.maximum(over, 0)
     raise PlanError(f"no choice is within all of {', '.join(limits)}")
 
@@ -133,15 +133,15 @@ def _relaxed(costs: Sequence[Ints], values: Sequence[Floats], bounds: Ints) -> _
     # The bound is computed from the prices, so that it holds however exact they are.
     prices = np.maximum(-solved.ineqlin.marginals, 0)
     reduced = losses + scaled @ prices
-    least = np.minimum.reduceat(reduced, first)
-    bound = max(0.0, float(counts @ least - room @ prices))
+    minima = np.minimum.reduceat(reduced, first)
+    bound = max(0.0, float(counts @ minima - room @ prices))
     return _Relaxed(
         members,
         np.concatenate(kept),
         groups,
         losses,
         scaled,
-        reduced - least[groups],
+        reduced - minima[groups],
         units,
         bound,
         unit,
@@ -156,7 +156,7 @@ def _branch_and_cut(problem: _Relaxed, room: Ints) -> Choice | None:
     while True:
         core = np.flatnonzero(problem.reduced <= width)
         groups = problem.groups[core]
-        found = milp(
+        result = milp(
             problem.losses[core] / scale,
             integrality=1,
             bounds=Bounds(0, counts[groups]),
@@ -166,18 +166,18 @@ def _branch_and_cut(problem: _Relaxed, room: Ints) -> Choice | None:
             ],
             options={"mip_rel_gap": GAP, "node_limit": _MAX_NODES},
         )
-        whole = len(core) == len(problem.losses)
-        if found.x is None:
-            if whole:
+        is_complete = len(core) == len(problem.losses)
+        if result.x is None:
+            if is_complete:
                 return None
             width = 4 * width + 1e-9
             continue
-        lost = float(problem.losses[core] @ found.x)
-        least = max(problem.bound, scale * found.mip_dual_bound)
-        outside = np.inf if whole else problem.bound + width
-        gap = max(0.0, lost - min(least, outside))
-        if gap <= GAP * lost or outside >= least:
-            return Choice(_positions(problem, core, found.x), problem.unit * gap)
+        lost = float(problem.losses[core] @ result.x)
+        lower_bound = max(problem.bound, scale * result.mip_dual_bound)
+        outside = np.inf if is_complete else problem.bound + width
+        gap = max(0.0, lost - min(lower_bound, outside))
+        if gap <= GAP * lost or outside >= lower_bound:
+            return Choice(_positions(problem, core, result.x), problem.unit * gap)
         width = lost - problem.bound
 
 
@@ -185,8 +185,10 @@ def _positions(problem: _Relaxed, core: NDArray[np.intp], times: Floats) -> list
     """Give the items of each group the candidates that were chosen so many times."""
     positions = [0] * sum(map(len, problem.members))
     for group, same in enumerate(problem.members):
-        own = problem.groups[core] == group
-        chosen = np.repeat(problem.positions[core[own]], np.rint(times[own]).astype(np.int64))
+        members = problem.groups[core] == group
+        chosen = np.repeat(
+            problem.positions[core[members]], np.rint(times[members]).astype(np.int64)
+        )
         for item, position in zip(same, chosen, strict=True):
             positions[item] = int(position)
     return positions
@@ -266,14 +268,14 @@ def limited_by(
             for cost, value, position in zip(costs, values, chosen, strict=True)
         ]
     )
-    exceeded, names, found = more > left, list(limits), {}
+    exceeded, names, limiting = more > left, list(limits), {}
     for column, name in enumerate(names):
         counts = more[:, column] > 0
         affordable = exceeded[counts & ~exceeded[:, column]]
         if counts.any() and not len(affordable):
-            found[name] = [name]
+            limiting[name] = [name]
         else:
-            found[name] = [
+            limiting[name] = [
                 other for other, over in zip(names, affordable.T, strict=True) if over.any()
             ]
-    return found
+    return limiting

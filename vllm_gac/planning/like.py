@@ -66,8 +66,8 @@ class OtherPlan:
     @property
     def notes(self) -> dict[str, Any]:
         """What a plan says of it: how many dims it changed, and how many of these are aligned."""
-        whole = {*self.dense.dims()}
-        changed = [dim for dim in self.layout.dims() if dim not in whole]
+        dense_dims = {*self.dense.dims()}
+        changed = [dim for dim in self.layout.dims() if dim not in dense_dims]
         aligned = sum(align(dim, "minimal") == dim for _, _, dim in changed)
         return {"like": {"made_by": self.made_by, "dims": len(changed), "aligned": aligned}}
 
@@ -86,17 +86,17 @@ def read_other(like: str | Path, model: Checkpoint) -> OtherPlan:
     """
     path, dense = Path(like), model.layout
     if path.suffix == ".json":
-        found = OtherPlan("ranks", dense, replace(dense, layers=_of_ranks(path, dense)))
+        other_plan = OtherPlan("ranks", dense, replace(dense, layers=_of_ranks(path, dense)))
     else:
         other = open_source(model_directory(like), model.directory)
         for fault in faults(other):
             raise CheckpointError(fault)
         made_by = other.format if isinstance(other, Imported) else "gac"
         _refuse_incomparable(path, other.layout, model)
-        found = OtherPlan(made_by, dense, replace(dense, layers=other.layout.layers))
-    if found.layout.layers == dense.layers:
+        other_plan = OtherPlan(made_by, dense, replace(dense, layers=other.layout.layers))
+    if other_plan.layout.layers == dense.layers:
         raise PlanError(f"{path}: has the dims of {model.directory}: nothing to plan again")
-    return found
+    return other_plan
 
 
 def request_from_reference(request: PlanRequest, other: OtherPlan) -> PlanRequest:
@@ -108,12 +108,14 @@ def request_from_reference(request: PlanRequest, other: OtherPlan) -> PlanReques
     """
     if not request.keeps_everything or request.methods != PlanRequest().methods:
         raise PlanError("budgets and methods are those of the other model; leave them out")
-    dense, layers, whole = other.dense, other.layout.layers, other.dense.layers[0]
+    dense, layers, dense_layer = other.dense, other.layout.layers, other.dense.layers[0]
     # As many query heads as before, but smaller ones: no method here removes query heads.
     fields = {**CHANGED_BY, "heads": ("query_heads", *CHANGED_BY["heads"])}
     changed = {
         method: any(
-            getattr(x, name) != getattr(whole, name) for x in layers for name in fields[method]
+            getattr(x, name) != getattr(dense_layer, name)
+            for x in layers
+            for name in fields[method]
         )
         for method in METHODS
     }
@@ -125,11 +127,11 @@ def request_from_reference(request: PlanRequest, other: OtherPlan) -> PlanReques
     )
 
 
-def _ratio(what: str, used: int, whole: int) -> float:
-    """The share of `whole` that is exactly `used` once it is rounded down."""
-    if used > whole:
-        raise PlanError(f"the other model has {used:,} {what}, the dense one {whole:,}")
-    return ceil(Fraction(used * _RATIO_UNIT, whole)) / _RATIO_UNIT
+def _ratio(what: str, used: int, dense_size: int) -> float:
+    """The share of `dense_size` that is exactly `used` once it is rounded down."""
+    if used > dense_size:
+        raise PlanError(f"the other model has {used:,} {what}, the dense one {dense_size:,}")
+    return ceil(Fraction(used * _RATIO_UNIT, dense_size)) / _RATIO_UNIT
 
 
 def implied_losses(other: OtherPlan, methods: Sequence[str]) -> Losses:
@@ -157,21 +159,21 @@ def _scales(
     dense: ModelLayout, layer: LayerLayout, curves: Mapping[str, Curve]
 ) -> Iterator[tuple[str, float]]:
     """(part or linear, parameters of one number more by what they save) in a layer."""
-    heads, size, whole = dense.num_key_value_heads, dense.head_dim, dense.layers[0]
-    of_head = (whole.query_heads + heads) * dense.hidden_size
+    heads, size, dense_layer = dense.num_key_value_heads, dense.head_dim, dense.layers[0]
+    of_head = (dense_layer.query_heads + heads) * dense.hidden_size
     key = layer.key.heads * layer.key.size / heads
     value = layer.value.heads * layer.value.size / heads
     slope = _slope(curves[f"{layer.key.form}1"], key, size)
     yield "rotary", of_head / slope
     yield "latent", of_head / slope
     yield "value", of_head / _slope(curves["value1"], value, size)
-    width = _slope(curves["width"], layer.intermediate_size, whole.intermediate_size)
+    width = _slope(curves["width"], layer.intermediate_size, dense_layer.intermediate_size)
     yield "width", 3 * dense.hidden_size / width
     for linear in LINEARS:
         if (curve := curves.get(f"rank.{linear}")) is not None:
-            full = breakeven_rank(dense, whole, linear)
+            full = breakeven_rank(dense, dense_layer, linear)
             rank = layer.ranks.get(linear, full)
-            cost = sum(dense.linear_shape(whole, linear))
+            cost = sum(dense.linear_shape(dense_layer, linear))
             yield f"rank.{linear}", cost / _slope(curve, rank, full)
 
 
@@ -188,10 +190,10 @@ def _of_ranks(path: Path, dense: ModelLayout) -> tuple[LayerLayout, ...]:
     ranks = validate(_Ranks, raw, str(path)).root
     layers = []
     for index, layer in enumerate(dense.layers):
-        own = {name: ranks.get(f"model.layers.{index}.{name}") for name in LINEARS}
+        layer_ranks = {name: ranks.get(f"model.layers.{index}.{name}") for name in LINEARS}
         paying = {
             name: rank
-            for name, rank in own.items()
+            for name, rank in layer_ranks.items()
             if rank is not None and rank < breakeven_rank(dense, layer, name)
         }
         layers.append(replace(layer, ranks=MappingProxyType(paying)))

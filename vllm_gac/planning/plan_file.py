@@ -136,15 +136,15 @@ def planned_layout(model: Checkpoint, plan: Plan, where: str = "plan") -> ModelL
         _check_reachable(dense, layer, f"{where}: layers.{index}")
         _check_methods(dense, layer, plan.methods, f"{where}: layers.{index}")
     layout = replace(dense, layers=layers)
-    for name, ratio, budget, whole, used in (
+    for name, ratio, budget, dense_size, used in (
         ("parameters", plan.param_ratio, plan.parameters, dense.parameters, layout.parameters),
         ("kv_elements", plan.kv_ratio, plan.kv_elements, dense.kv_elements, layout.kv_elements),
     ):
-        asked = exact_budget(ratio, whole)
-        if (budget.dense, budget.allowed) != (asked.dense, asked.allowed):
+        requested = exact_budget(ratio, dense_size)
+        if (budget.dense, budget.allowed) != (requested.dense, requested.allowed):
             raise PlanError(
-                f"{where}: {name}: {ratio} of the model's {asked.dense} is {asked.allowed}, it "
-                f"says {budget.allowed} of {budget.dense}"
+                f"{where}: {name}: {ratio} of the model's {requested.dense} is "
+                f"{requested.allowed}, it says {budget.allowed} of {budget.dense}"
             )
         if budget.used != used or used > budget.allowed:
             raise PlanError(

@@ -60,19 +60,21 @@ def _budgets(plan: Plan) -> str:
 
 
 def _cache(dense: ModelLayout, layer: LayerLayout) -> dict[str, _Part]:
-    whole = dense.layers[0].kv_elements
+    dense_elements = dense.layers[0].kv_elements
     return {
-        name: (heads.heads * heads.size / whole, _are_aligned(heads.size))
+        name: (heads.heads * heads.size / dense_elements, _are_aligned(heads.size))
         for name, heads in (("keys", layer.key), ("values", layer.value))
     }
 
 
 def _parameters(dense: ModelLayout, layer: LayerLayout) -> dict[str, _Part]:
-    whole = sum(part_parameters(dense, dense.layers[0], part) for part in ("self_attn.", "mlp."))
+    dense_parameters = sum(
+        part_parameters(dense, dense.layers[0], part) for part in ("self_attn.", "mlp.")
+    )
 
     def part(prefix: Any, *dims: int) -> _Part:
         ranks = [rank for name, rank in layer.ranks.items() if name.startswith(prefix)]
-        return part_parameters(dense, layer, prefix) / whole, _are_aligned(*dims, *ranks)
+        return part_parameters(dense, layer, prefix) / dense_parameters, _are_aligned(*dims, *ranks)
 
     return {"attention": part("self_attn."), "MLP": part("mlp.", layer.intermediate_size)}
 

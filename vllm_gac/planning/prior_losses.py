@@ -55,9 +55,9 @@ def _rank_curve(dense: ModelLayout, linear: str) -> Curve:
 
     A rank that saves no parameters loses nothing.
     """
-    own = dense.layers[0]
-    ranks = np.arange(min(dense.linear_shape(own, linear)) + 1)
-    kept = np.minimum(ranks / breakeven_rank(dense, own, linear), 1.0)
+    dense_layer = dense.layers[0]
+    ranks = np.arange(min(dense.linear_shape(dense_layer, linear)) + 1)
+    kept = np.minimum(ranks / breakeven_rank(dense, dense_layer, linear), 1.0)
     return _FACTORIZED[linear.split(".")[0]] * _smooth(_WIDTHS, kept)
 
 

@@ -99,10 +99,10 @@ class Problem:
         self._allowed = self._allowed_candidates()
         self._limits = self._limits_for_items()
 
-    def to_lose(self, most: float | None) -> "Problem":
+    def to_lose(self, max_loss: float | None) -> "Problem":
         """This problem with another `max_loss` in its request. The candidates are the same."""
         other = copy(self)
-        other._request = replace(self._request, max_loss=most)
+        other._request = replace(self._request, max_loss=max_loss)
         return other
 
     def check_feasible(self) -> None:
@@ -146,12 +146,12 @@ class Problem:
         if self._request.max_loss is not None:
             return self._within_loss(curves, math.log1p(self._request.max_loss))
         for _ in range(_ATTEMPTS):
-            found = self._choose(curves, limits)
+            solution = self._choose(curves, limits)
             if self.microseconds is None or self.deployment is None:
-                return found
-            time = self.deployment.nanoseconds(self._dense, found.layers)
+                return solution
+            time = self.deployment.nanoseconds(self._dense, solution.layers)
             if (over := time - 1000 * self.microseconds) <= 0:
-                return found
+                return solution
             limits["nanoseconds"] -= math.ceil(over)
             self._check_time(self._unspent(limits))
         raise PlanError(
@@ -187,8 +187,8 @@ class Problem:
             "kv_elements": self.kv_elements.allowed - (0 if caches else dense.kv_elements),
         }
         if self.microseconds is not None and self.deployment is not None:
-            whole = self.deployment.nanoseconds(dense, dense.layers)
-            limits["nanoseconds"] = math.floor(1000 * self.microseconds - whole)
+            dense_nanoseconds = self.deployment.nanoseconds(dense, dense.layers)
+            limits["nanoseconds"] = math.floor(1000 * self.microseconds - dense_nanoseconds)
         return limits
 
     def _unspent(self, limits: Mapping[str, int]) -> Ints:
@@ -196,9 +196,9 @@ class Problem:
 
         The limit of time is relative to the dense model.
         """
-        least = sum(part.costs.min(0) for part in self._parts)
+        smallest = sum(part.costs.min(0) for part in self._parts)
         count = len(self._dense.layers)
-        left: Ints = np.array(list(limits.values())) - count * least[: len(limits)]
+        left: Ints = np.array(list(limits.values())) - count * smallest[: len(limits)]
         return left
 
     def _check_time(self, unspent: Ints) -> None:
@@ -210,12 +210,12 @@ class Problem:
                 f"{self.microseconds - int(unspent[2]) / 1000:.0f} microseconds are needed"
             )
 
-    def _explain_binding_budget(self, column: int, needed: int, whole: int) -> str:
+    def _explain_binding_budget(self, column: int, needed: int, dense_size: int) -> str:
         """The sizes of the smallest candidates of each part, as shares of the dense model."""
         count = len(self._dense.layers)
         parts = {part.name: count * int(part.costs[:, column].min()) for part in self._parts}
         parts["what is not compressed"] = needed - sum(parts.values())
-        shares = (f"{name} {size / whole:.3f}" for name, size in parts.items() if size)
+        shares = (f"{name} {size / dense_size:.3f}" for name, size in parts.items() if size)
         return f" ({', '.join(shares)})"
 
     def _allowed_candidates(self) -> list[NDArray[np.intp]]:
@@ -246,8 +246,8 @@ class Problem:
             return self.deployment.nanoseconds(self._dense, layers)
         return self._request.memory_footprint(self.deployment).of_layers(self._dense, layers)
 
-    def _within_loss(self, curves: Sequence[Curve], most: float) -> Solution:
-        """The choice with the least time or bytes of those that lose at most `most` nats per token.
+    def _within_loss(self, curves: Sequence[Curve], max_loss: float) -> Solution:
+        """The choice with the least time or bytes that loses at most `max_loss` nats per token.
 
         It is the same knapsack: the loss is a budget, and what is saved is the value.
         """
@@ -259,14 +259,14 @@ class Problem:
         ]
         values = [-part.costs[:, 2].astype(np.float64) for part in parts]
         try:
-            chosen = choose(costs, values, self._limits | {"loss": int(most / _NATS)})
+            chosen = choose(costs, values, self._limits | {"loss": int(max_loss / _NATS)})
         except PlanError as e:
-            least = self._choose(curves, self._limits).loss
-            if least <= most:
+            min_loss = self._choose(curves, self._limits).loss
+            if min_loss <= max_loss:
                 raise
             raise PlanError(
                 f"--max-loss {self._request.max_loss:.2%}: what else is asked for is expected to "
-                f"lose {math.expm1(least):.2%} at least; allow more"
+                f"lose {math.expm1(min_loss):.2%} at least; allow more"
             ) from e
         return self._solution(curves, chosen.positions, chosen.gap, {})
 
@@ -275,7 +275,7 @@ class Problem:
         costs = [cost[some] for cost, some in zip(every, self._allowed, strict=True)]
         values = [-lost[some] for lost, some in zip(curves, self._allowed, strict=True)]
         try:
-            found = choose(costs, values, limits)
+            choice = choose(costs, values, limits)
         except PlanError as e:
             if self._near is None:
                 raise PlanError(
@@ -287,9 +287,9 @@ class Problem:
                 f"no dims of --align {self._request.align} are within an eighth of those of the "
                 "other model and spend no more than it does; give another --align"
             ) from e
-        chosen = [int(some[p]) for some, p in zip(self._allowed, found.positions, strict=True)]
-        limiting = limited_by(costs, values, found.positions, limits)
-        return self._solution(curves, chosen, found.gap, limiting)
+        chosen = [int(some[p]) for some, p in zip(self._allowed, choice.positions, strict=True)]
+        limiting = limited_by(costs, values, choice.positions, limits)
+        return self._solution(curves, chosen, choice.gap, limiting)
 
     def _solution(
         self,

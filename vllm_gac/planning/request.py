@@ -274,13 +274,13 @@ class PlanRequest:
 
     def about_times(self, profile: GpuProfile) -> list[str]:
         """What is to be known about times that `profile` predicts for this request."""
-        found = [] if (lacking := estimated_times(profile, self.types)) is None else [lacking]
+        notes = [] if (lacking := estimated_times(profile, self.types)) is None else [lacking]
         if self.quantization is not None and self.types.weights == "bf16":
-            found.append(
+            notes.append(
                 f"linears in {self.quantization} are predicted as 16-bit ones: profiles have times "
                 f"of {' and '.join(_MEASURED_FP8)} alone"
             )
-        return found
+        return notes
 
     def record(self) -> dict[str, Any]:
         """The request as JSON values. A resumed run compares them with its own."""

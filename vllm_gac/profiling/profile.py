@@ -58,7 +58,7 @@ _METHOD = (
 
 _Tick: TypeAlias = Callable[[], object]
 # Lists of the profile by name, to which a section adds; `ceilings` is replaced.
-_Found: TypeAlias = Mapping[str, Any]
+_Times: TypeAlias = Mapping[str, Any]
 _Heads: TypeAlias = tuple[str, int, int]  # form, key heads, value heads
 
 
@@ -76,7 +76,7 @@ class ProfileSection:
     name: str
     steps: int
     has_times: Callable[[GpuProfile], bool]
-    measure: Callable[[GpuProfile, _Tick], _Found]
+    measure: Callable[[GpuProfile, _Tick], _Times]
 
     def is_in(self, profile: GpuProfile) -> bool:
         """Whether it was measured, be it that it gave no time."""
@@ -129,8 +129,8 @@ def _measure(
         warm_up()
         for section in sections:
             bar.set_description(section.name)
-            if found := section.measure(profile, bar.update):
-                profile = _with(profile, section, found)
+            if times := section.measure(profile, bar.update):
+                profile = _with(profile, section, times)
                 save(profile)
     return profile
 
@@ -174,18 +174,18 @@ def _nothing(quick: bool) -> GpuProfile:
 
 
 def _software() -> dict[str, str]:
-    found = {
+    versions = {
         "vllm-gac": version(),
         "torch": str(torch.__version__),
         "triton": str(triton.__version__),
     }
-    return found | ({"vllm": metadata.version("vllm")} if find_spec("vllm") is not None else {})
+    return versions | ({"vllm": metadata.version("vllm")} if find_spec("vllm") is not None else {})
 
 
-def _with(profile: GpuProfile, section: ProfileSection, found: _Found) -> GpuProfile:
+def _with(profile: GpuProfile, section: ProfileSection, measured: _Times) -> GpuProfile:
     """The profile with what a section measured, and its source if that is another run."""
     changes: dict[str, Any] = {"version": FORMAT, "method": _METHOD}
-    for field, times in found.items():
+    for field, times in measured.items():
         changes[field] = times if field == "ceilings" else [*getattr(profile, field), *times]
     today, software = date.today().isoformat(), _software()
     if (profile.measured, profile.software) != (today, software):
@@ -199,7 +199,7 @@ def _with(profile: GpuProfile, section: ProfileSection, found: _Found) -> GpuPro
 
 
 def _ceilings() -> ProfileSection:
-    def measure(profile: GpuProfile, tick: _Tick) -> _Found:
+    def measure(profile: GpuProfile, tick: _Tick) -> _Times:
         bandwidth = round(copy_bandwidth(), 3)
         peak = _peak("bf16")
         tick()
@@ -219,7 +219,7 @@ def _peak(dtype: Dtype) -> float:
 def _linears(quick: bool, dtype: Dtype) -> Iterator[ProfileSection]:
     """A section for each number of tokens."""
 
-    def measure(plans: Sequence[GemmPlan], profile: GpuProfile, tick: _Tick) -> _Found:
+    def measure(plans: Sequence[GemmPlan], profile: GpuProfile, tick: _Tick) -> _Times:
         buffers = Gemms(plans)
         sweeps = [linear_sweep(plan, buffers.sweep(plan, tick)) for plan in plans]
         return {"linear": sweeps, "ceilings": _raised(profile.ceilings, sweeps)}
@@ -257,13 +257,13 @@ def _decode(quick: bool, dtype: Dtype) -> Iterator[ProfileSection]:
             for time in profile.decode
         )
 
-    def compile_all(profile: GpuProfile, tick: _Tick) -> _Found:
+    def compile_all(profile: GpuProfile, tick: _Tick) -> _Times:
         missing = [plan for plan in plans if not sections[_heads(plan)].is_in(profile)]
         compile_kernels(kernels_of(missing), tick)
         warm_up()
         return {}
 
-    def measure(plans: Sequence[DecodePlan], profile: GpuProfile, tick: _Tick) -> _Found:
+    def measure(plans: Sequence[DecodePlan], profile: GpuProfile, tick: _Tick) -> _Times:
         times = measure_decode(plans, tick)
         return {"decode": times + measure_stock_decode(stock_plans(plans), tick)}
 
@@ -343,7 +343,7 @@ def _fused(quick: bool) -> ProfileSection:
 def _dims(quick: bool) -> ProfileSection:
     plans = dim_plans(quick)
 
-    def measure(profile: GpuProfile, tick: _Tick) -> _Found:
+    def measure(profile: GpuProfile, tick: _Tick) -> _Times:
         buffers = Gemms(plans)
         return {"gemm": [dim_sweep(plan, buffers.sweep(plan, tick)) for plan in plans]}
 

@@ -22,11 +22,11 @@ def kept_tensors(path: Path, shapes: Mapping[str, Sequence[int]]) -> "dict[str, 
         CheckpointError: The file is missing, broken, or has other tensors.
     """
     with open_safetensors(path, "what the stopped run kept; remove it and resume", "pt") as file:
-        found = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        stored = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         expected = {name: list(shape) for name, shape in shapes.items()}
-        if found != expected:
+        if stored != expected:
             raise CheckpointError(
-                f"{path}: not what the stopped run kept: has {found}, expected {expected}; remove "
+                f"{path}: not what the stopped run kept: has {stored}, expected {expected}; remove "
                 "it and resume"
             )
         return {name: file.get_tensor(name) for name in shapes}

@@ -310,8 +310,8 @@ def _difference(before: object, now: object, name: str = "") -> str | None:
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in {**before, **now}:
             inner = f"{name}.{key}" if name else key
-            if found := _difference(before.get(key), now.get(key), inner):
-                return found
+            if difference := _difference(before.get(key), now.get(key), inner):
+                return difference
         return None
     if before == now:
         return None

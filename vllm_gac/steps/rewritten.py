@@ -18,11 +18,11 @@ def refuse_mixed(source: Checkpoint, step: str) -> None:
 
     `step` is what the user wants to do, e.g. "repair".
     """
-    found = {source.tensors[name].dtype for name, shape in source.required().items() if shape[1:]}
-    if source.mixed_dtypes and len(found) > 1:
+    dtypes = {source.tensors[name].dtype for name, shape in source.required().items() if shape[1:]}
+    if source.mixed_dtypes and len(dtypes) > 1:
         raise CheckpointError(
-            f"{source.directory}: weights in {' and '.join(sorted(found))} side by side; make them "
-            f"one with 'vllm-gac import', and {step} what comes out"
+            f"{source.directory}: weights in {' and '.join(sorted(dtypes))} side by side; make "
+            f"them one with 'vllm-gac import', and {step} what comes out"
         )
 
 

@@ -56,7 +56,7 @@ def verify(
     """
     try:
         _, checkpoint = open_any_format(model_directory(directory, revision))
-        found = [sentence(fault) for fault in faults(checkpoint, finite=True, progress=progress)]
+        errors = [sentence(fault) for fault in faults(checkpoint, finite=True, progress=progress)]
     except CheckpointError as e:
         return Verification(False, [str(e)], 0, 0)
-    return Verification(not found, found, len(checkpoint.tensors), checkpoint.layout.parameters)
+    return Verification(not errors, errors, len(checkpoint.tensors), checkpoint.layout.parameters)

@@ -55,20 +55,20 @@ def split_documents(documents: Iterable[Document]) -> tuple[list[Document], list
     Raises:
         CheckpointError: There are no two different documents.
     """
-    found = list(documents)
-    count = max(1, len(found) // _HELD_SHARE)
+    texts = list(documents)
+    count = max(1, len(texts) // _HELD_SHARE)
     # From the middle of each of as many equal parts.
     held = {
-        found[(2 * i + 1) * len(found) // (2 * count)].text for i in range(count if found else 0)
+        texts[(2 * i + 1) * len(texts) // (2 * count)].text for i in range(count if texts else 0)
     }
-    fit = [document for document in found if document.text not in held]
+    fit = [document for document in texts if document.text not in held]
     if not fit:
         raise CheckpointError(
-            f"{found[0].name if found else 'the texts'}: one document; one to fit on and one to "
+            f"{texts[0].name if texts else 'the texts'}: one document; one to fit on and one to "
             "measure on are needed: give text of 10,000 characters or more with blank lines, or "
             "several lines of .jsonl"
         )
-    return fit, [document for document in found if document.text in held]
+    return fit, [document for document in texts if document.text in held]
 
 
 def pack_documents(

@@ -63,11 +63,11 @@ def data_set(text: str | Path) -> DataSet:
 
 
 def _at_commit(text: str | Path) -> Path:
-    found = data_set(text)
-    commit = found.revision
+    source = data_set(text)
+    commit = source.revision
     if not re.fullmatch(r"[0-9a-f]{40}", commit or ""):
         from huggingface_hub import HfApi
 
-        with hub_faults(found.name, "data set", found.revision, f"{as_given(text)}:"):
-            commit = HfApi().dataset_info(found.name, revision=found.revision or "main").sha
-    return Path(f"hf://datasets/{found.name}@{commit}", found.path)
+        with hub_faults(source.name, "data set", source.revision, f"{as_given(text)}:"):
+            commit = HfApi().dataset_info(source.name, revision=source.revision or "main").sha
+    return Path(f"hf://datasets/{source.name}@{commit}", source.path)

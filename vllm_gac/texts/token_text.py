@@ -110,14 +110,14 @@ def windows(
     paths, tokenizer = local_texts(texts), ModelTokenizer(model)
     ids = [_encode(tokenizer, path, None, max_tokens) for path in paths]
     counts = [len(of) for of in ids]
-    found = []
+    by_text = []
     for path, of, share in zip(paths, ids, _shares(counts, max_tokens), strict=True):
-        whole = share // length * length
-        parts = of[:whole].view(-1, length), of[None, whole:share]
-        found.append(TextWindows(as_given(path), [p for p in parts if len(p) and p.shape[1] > 1]))
-    if not any(each.windows for each in found):
+        in_windows = share // length * length
+        parts = of[:in_windows].view(-1, length), of[None, in_windows:share]
+        by_text.append(TextWindows(as_given(path), [p for p in parts if len(p) and p.shape[1] > 1]))
+    if not any(each.windows for each in by_text):
         raise CheckpointError(f"{_names(texts)}: fewer than 2 tokens")
-    return found
+    return by_text
 
 
 def vocabulary(model: Path) -> dict[str, int]:

@@ -130,12 +130,14 @@ def _fault(model: Path, tokenizer: Any) -> str | None:
         written.no_truncation()
         written.no_padding()
         expected = written.encode(_SAMPLE, add_special_tokens=False).ids
-        found = _ids(tokenizer, _SAMPLE, begins=False)
-    if found == expected:
+        encoded = _ids(tokenizer, _SAMPLE, begins=False)
+    if encoded == expected:
         return None
-    pairs = enumerate(zip(found, expected, strict=False))
+    pairs = enumerate(zip(encoded, expected, strict=False))
     at = next((i for i, (one, other) in pairs if one != other), 0)
-    theirs, ours = (tokenizer.convert_ids_to_tokens(ids[at : at + 4]) for ids in (found, expected))
+    theirs, ours = (
+        tokenizer.convert_ids_to_tokens(ids[at : at + 4]) for ids in (encoded, expected)
+    )
     return (
         f"{model / 'tokenizer_config.json'}: transformers, hence vLLM, makes other tokens of text "
         f"than tokenizer.json: {sanitize(theirs)}, not {sanitize(ours)}; if the model was trained "

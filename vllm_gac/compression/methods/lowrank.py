@@ -81,13 +81,13 @@ class LowRank:
         if len(covariance) == width:
             return covariance
         layout = layer.layout
-        own = own_columns(
+        columns = own_columns(
             layout.num_attention_heads,
             layout.num_key_value_heads,
             layout.head_dim,
             len(covariance) // width,
         )
-        return covariance[own][:, own]
+        return covariance[columns][:, columns]
 
 
 def balanced(factors: Factorization, rank: int) -> tuple[torch.Tensor, torch.Tensor]:

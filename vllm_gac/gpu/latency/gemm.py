@@ -153,9 +153,11 @@ class _Line:
         """
         if dim % _TILE == 0:
             return 0.0
-        at, own = math.log(_next_tile(dim)), _alignment(dim)
+        at, alignment_of_dim = math.log(_next_tile(dim)), _alignment(dim)
         costs = (
-            interpolate(*curve, at) for alignment, curve in self.classes.items() if alignment >= own
+            interpolate(*curve, at)
+            for alignment, curve in self.classes.items()
+            if alignment >= alignment_of_dim
         )
         return max(0.0, *costs, 0.0)
 
@@ -278,8 +280,8 @@ def _line(ceilings: Roofline, sweep: LinearSweep) -> _Line:
     for dim, time in times.items():
         if dim % _TILE:
             at = math.log(_next_tile(dim))
-            whole = ideal(_next_tile(dim)) * math.exp(interpolate(*tiles, at))
-            extra[_alignment(dim)].append((at, math.log(time / whole)))
+            on_tile = ideal(_next_tile(dim)) * math.exp(interpolate(*tiles, at))
+            extra[_alignment(dim)].append((at, math.log(time / on_tile)))
     return _Line(tiles, {alignment: _curve(costs) for alignment, costs in extra.items()})
 
 

@@ -199,13 +199,13 @@ class _KernelTimes:
         self.profile = profile
         low_rank: dict[int, list[MeasuredLaunches]] = defaultdict(list)
         for entry in profile.low_rank:
-            if (found := self._own(entry)).launches:
-                low_rank[entry.tokens].append(found)
+            if (launches := self._own(entry)).launches:
+                low_rank[entry.tokens].append(launches)
         self.factors = LaunchTimes(low_rank, "low-rank linears", profile.gpu)
         swiglu: dict[int, list[MeasuredLaunches]] = defaultdict(list)
         for time in profile.swiglu:
-            least = roofline(profile).gemm(time.tokens, 2 * time.features, time.width)
-            measured = MeasuredLaunches(1, least, time.microseconds, time.microseconds)
+            ideal = roofline(profile).gemm(time.tokens, 2 * time.features, time.width)
+            measured = MeasuredLaunches(1, ideal, time.microseconds, time.microseconds)
             swiglu[time.tokens].append(measured)
         self.gate_up = LaunchTimes(swiglu, "gate and up", profile.gpu)
 
@@ -223,8 +223,8 @@ class _KernelTimes:
         plain = not any(linear.has_bias for linear in linears)
         if not (self.gate_up and plain and is_within_limits(tokens, features, width)):
             return None
-        least = roofline(self.profile).gemm(tokens, 2 * features, width)
-        return self.gate_up.microseconds(tokens, least)
+        ideal = roofline(self.profile).gemm(tokens, 2 * features, width)
+        return self.gate_up.microseconds(tokens, ideal)
 
     def _own(self, entry: LowRankTime) -> MeasuredLaunches:
         """What our kernel did in a measurement."""

@@ -68,7 +68,7 @@ def fused_microseconds(kernel: str, tokens: int, width: int, profile: GpuProfile
 @cache
 def _launches(profile: GpuProfile) -> tuple[list[float], list[float]]:
     """Logs of tokens, and what one of our kernels takes beyond its bytes, in microseconds."""
-    found: dict[int, list[float]] = defaultdict(list)
+    by_tokens: dict[int, list[float]] = defaultdict(list)
     for time in sorted(profile.fused, key=lambda time: time.tokens):
         numbers = (
             2 * _MOVED_FUSED["norm"] * time.hidden_size
@@ -76,14 +76,14 @@ def _launches(profile: GpuProfile) -> tuple[list[float], list[float]]:
             + _MOVED_FUSED["swiglu"] * time.width
         )
         moving = roofline(profile).moving(time.tokens * numbers)
-        found[time.tokens].append(max(0.0, time.microseconds - moving) / 4)
-    return [math.log(tokens) for tokens in found], [mean(times) for times in found.values()]
+        by_tokens[time.tokens].append(max(0.0, time.microseconds - moving) / 4)
+    return [math.log(tokens) for tokens in by_tokens], [mean(times) for times in by_tokens.values()]
 
 
 @cache
 def _times(profile: GpuProfile) -> Mapping[str, Mapping[int, Mapping[int, float]]]:
     """Microseconds by kernel, width and tokens, the tokens rising."""
-    found: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    by_kernel: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for time in sorted(profile.passes, key=lambda time: time.tokens):
-        found[time.kernel][time.width][time.tokens] = time.microseconds
-    return found
+        by_kernel[time.kernel][time.width][time.tokens] = time.microseconds
+    return by_kernel

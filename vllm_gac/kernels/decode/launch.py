@@ -165,10 +165,10 @@ def decode_attention(
         assembly=gpu is not None,
     )
     kernel: Any = split_kv
-    own: tuple[torch.Tensor, ...] = ()
+    extra: tuple[torch.Tensor, ...] = ()
     own_constants: dict[str, object] = {"CACHE": row}
     if latent is not None:
-        kernel, own = latent_split_kv, (latent.up, latent.inv_freq)
+        kernel, extra = latent_split_kv, (latent.up, latent.inv_freq)
         own_constants["REBUILT"] = _rebuilt(latent)
     run(
         kernel,
@@ -188,7 +188,7 @@ def decode_attention(
         block_table.stride(0),
         *(stride // stride_unit for stride in kv_cache.stride()[:3]),
         *output_strides,
-        *own,
+        *extra,
         **constants,
         **own_constants,
         num_warps=tiling.warps,

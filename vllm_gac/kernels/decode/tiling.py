@@ -180,19 +180,19 @@ def _latent_tiling(
         # Queries are added below.
         staged = tile * row * ((stages - 1) * itemsize + converted)
         needed = up + staged + 2 * rows * padded + _RESERVED
-        most = needed
+        max_bytes = needed
         if capability[0] in (10, 11):
             # Blackwell's matrix instructions read all operands from shared memory: up to two more
             # stages, and the rebuilt keys.
-            most = needed = needed + 2 * tile * row * itemsize + 4 * tile * padded
+            max_bytes = needed = needed + 2 * tile * row * itemsize + 4 * tile * padded
         elif capability[0] != 9 or warps < 4:
-            most = needed = needed + 2 * tile * padded  # threads exchange keys there
+            max_bytes = needed = needed + 2 * tile * padded  # threads exchange keys there
         elif rows > 32:
             # Values are read asynchronously and so have one more stage. It is not counted in
             # `needed`: these tilings were measured like this, although sometimes only one of two
             # programs then has room.
-            most += tile * sum(value_pieces) * itemsize
-        fits = most <= memory.program and programs * needed <= memory.multiprocessor
+            max_bytes += tile * sum(value_pieces) * itemsize
+        fits = max_bytes <= memory.program and programs * needed <= memory.multiprocessor
         if fits and (copied or rows <= 32 or warps <= 2):
             return Tiling(key_pieces, value_pieces, tile, warps, stages, programs)
     raise GacError(

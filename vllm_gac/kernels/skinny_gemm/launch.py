@@ -105,11 +105,11 @@ def _launch(
     only_compile: bool,
 ) -> None:
     tokens, count = x.shape[0], len(weights)
-    own = list(weights) + [weights[0]] * (MAX_LINEARS - count)
+    padded = list(weights) + [weights[0]] * (MAX_LINEARS - count)
     # Strides and widths are passed in eights: the compiler then knows that rows are aligned, and
     # loads 16 bytes at a time.
-    k_div8 = [weight.shape[1] // 8 for weight in own]
-    features = [weight.shape[0] for weight in own]
+    k_div8 = [weight.shape[1] // 8 for weight in padded]
+    features = [weight.shape[0] for weight in padded]
     tiles = tiling.feature_tiles(features[: 1 if is_gated else count])
     constants = {
         "LINEARS": count,
@@ -125,7 +125,7 @@ def _launch(
         constants["launch_pdl"] = True
     if tiling.rows == 1:
         run = _run(skinny_gemv, (tiles,), only_compile)
-        run(x, *own, out, *k_div8, *features, **constants)
+        run(x, *padded, out, *k_div8, *features, **constants)
         return
     blocks = triton.cdiv(tokens, tiling.rows)
     partial = out
@@ -135,7 +135,7 @@ def _launch(
     run = _run(skinny_gemm, (tiles, tiling.splits, blocks), only_compile)
     run(
         x,
-        *own,
+        *padded,
         out,
         partial,
         counters,

@@ -65,14 +65,14 @@ def faster_than_cublas(
         is_gated: whether they are gate and up, with SwiGLU on top.
     """
     if is_gated:
-        found = _gated(tokens)
+        tiling = _gated(tokens)
     elif len(features) > 1:
-        found = _several(tokens)
+        tiling = _several(tokens)
     else:
-        found = _single(tokens, features[0], widths[0])
-    if found is None or (found.splits > 1 and found.tiles(features, tokens) > MAX_TILES):
+        tiling = _single(tokens, features[0], widths[0])
+    if tiling is None or (tiling.splits > 1 and tiling.tiles(features, tokens) > MAX_TILES):
         return None
-    return found
+    return tiling
 
 
 def _gated(tokens: int) -> Tiling | None:

@@ -25,11 +25,11 @@ class LaunchKind:
 
     def tilings(self, max_tokens: int) -> set[Tiling]:
         """Those of launches of 1..max_tokens tokens for which ours is faster than cuBLAS."""
-        found = (
+        tilings = (
             faster_than_cublas(tokens, self.features, self.widths, self.is_gated)
             for tokens in range(1, min(max_tokens, MAX_TOKENS) + 1)
         )
-        return {tiling for tiling in found if tiling is not None}
+        return {tiling for tiling in tilings if tiling is not None}
 
 
 def warmup(kinds: Iterable[LaunchKind], max_tokens: int, device: torch.device) -> int:

@@ -141,10 +141,10 @@ def _check_sizes(name: str, layer: Attention) -> None:
         GacError: They are not: vLLM does not tell it the size of values.
     """
     geometry = layer.impl.geometry
-    found = layer.head_size, layer.head_size_v
-    if found != (geometry.key_width, geometry.value_size):
+    sizes = layer.head_size, layer.head_size_v
+    if sizes != (geometry.key_width, geometry.value_size):
         raise GacError(
-            f"{name}: caches keys of {found[0]} and values of {found[1]} numbers; "
+            f"{name}: caches keys of {sizes[0]} and values of {sizes[1]} numbers; "
             "--attention-backend GAC serves equal sizes only, so leave it out"
         )
 

@@ -56,13 +56,13 @@ class PackedImpl(AttentionImpl[Metadata]):
             "a cache shared between layers": kv_sharing_target_layer_name,
             **others,
         }
-        found = [name for name, change in changes.items() if change is not None]
+        unsupported = [name for name, change in changes.items() if change is not None]
         if attn_type != AttentionType.DECODER:
-            found.insert(0, f"attention of type {attn_type}")
-        if found:
+            unsupported.insert(0, f"attention of type {attn_type}")
+        if unsupported:
             raise GacError(
-                f"--attention-backend GAC: the model has {', '.join(found)}, and only plain causal "
-                "attention of a decoder is implemented; leave it out"
+                f"--attention-backend GAC: the model has {', '.join(unsupported)}, and only plain "
+                "causal attention of a decoder is implemented; leave it out"
             )
         self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads
         self.scale = scale

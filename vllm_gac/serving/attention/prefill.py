@@ -159,11 +159,11 @@ def prefill_batches(
     return tuple(map(batch_of, runs))
 
 
-def runs_within(lengths: Sequence[int], most: int) -> Iterator[slice]:
-    """Runs of consecutive sequences: at most `most` tokens together, or one longer sequence."""
+def runs_within(lengths: Sequence[int], max_tokens: int) -> Iterator[slice]:
+    """Runs of consecutive sequences: at most `max_tokens` tokens, or one longer sequence."""
     first = tokens = 0
     for i, length in enumerate(lengths):
-        if i > first and tokens + length > most:
+        if i > first and tokens + length > max_tokens:
             yield slice(first, i)
             first, tokens = i, 0
         tokens += length

@@ -38,16 +38,16 @@ def choose_cache_layout(vllm_config: "VllmConfig") -> None:
     Raises:
         CheckpointError: the user asks for a layout that is not one of LAYOUTS.
     """
-    asked, names = envs.VLLM_KV_CACHE_LAYOUT, [layout.name for layout in LAYOUTS]
+    requested, names = envs.VLLM_KV_CACHE_LAYOUT, [layout.name for layout in LAYOUTS]
     on_gpu = current_platform.is_cuda()
-    if on_gpu and asked is not None and _ALIASES.get(asked, asked) not in names:
+    if on_gpu and requested is not None and _ALIASES.get(requested, requested) not in names:
         raise CheckpointError(
-            f"VLLM_KV_CACHE_LAYOUT: is {asked}, which keeps the heads of a page apart; on a GPU "
-            f"GAC takes {', '.join(names)}; unset it, or choose one of these"
+            f"VLLM_KV_CACHE_LAYOUT: is {requested}, which keeps the heads of a page apart; on a "
+            f"GPU GAC takes {', '.join(names)}; unset it, or choose one of these"
         )
     attention = vllm_config.attention_config
     decided = (
-        asked,
+        requested,
         # A connector prefers a layout that its peers share. An offloading size makes vLLM add a
         # connector later.
         vllm_config.kv_transfer_config,

@@ -100,14 +100,16 @@ def check_backends(vllm_config: "VllmConfig") -> None:
     """
     attention = vllm_config.attention_config
     named = [attention.backend, *dict(attention.backend_per_kind).values()]
-    whole = gac_backend_requested(vllm_config)
-    ours = [backend.name for backend in named[whole:] if backend and backend.name in BACKENDS]
+    for_all_layers = gac_backend_requested(vllm_config)
+    ours = [
+        backend.name for backend in named[for_all_layers:] if backend and backend.name in BACKENDS
+    ]
     if ours:
         raise CheckpointError(
             f"--attention-backend {ours[0]}: the layers that need it take it by themselves; leave "
             f"it out, or give --attention-backend {GAC} for all layers of a model on a GPU"
         )
-    if whole and not current_platform.is_cuda():
+    if for_all_layers and not current_platform.is_cuda():
         raise CheckpointError(
             f"--attention-backend {GAC}: its kernels need an NVIDIA GPU; leave it out"
         )

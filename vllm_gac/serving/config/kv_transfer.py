@@ -119,15 +119,15 @@ def _check_package(connector: str, package: Package) -> None:
     """Raise CheckpointError if what is installed is not what `connector` was tested with."""
     vllm = installed_version()
     if not vllm.startswith(tuple(f"{release}." for release in package.releases)):
-        found = f"was not tested with vLLM {vllm}"
+        reason = f"was not tested with vLLM {vllm}"
     elif (installed := version_of(package.name)) is None:
-        found = f"needs the package {package.name}, which is not installed"
+        reason = f"needs the package {package.name}, which is not installed"
     elif installed != package.version:
-        found = f"was not tested with {package.name} {installed}, which is installed"
+        reason = f"was not tested with {package.name} {installed}, which is installed"
     else:
         return
     raise CheckpointError(
-        f"--kv-transfer-config: {connector} {found}; where layers cache differently it is allowed "
+        f"--kv-transfer-config: {connector} {reason}; where layers cache differently it is allowed "
         f"with {package.name}=={package.version} and vLLM {' or '.join(package.releases)} only"
     )
 

@@ -61,5 +61,5 @@ def unmergeable(vllm_config: "VllmConfig") -> str | None:
 def _weight_bits(vllm_config: "VllmConfig") -> int:
     """Bits of a number in a linear, after quantization while loading."""
     names = quantizations(vllm_config.model_config)
-    found = [int(bits) for name in names for bits in re.findall(r"(?:fp|int)(\d+)", name)]
-    return min(found, default=8 * vllm_config.model_config.dtype.itemsize)
+    bits_by_name = [int(bits) for name in names for bits in re.findall(r"(?:fp|int)(\d+)", name)]
+    return min(bits_by_name, default=8 * vllm_config.model_config.dtype.itemsize)

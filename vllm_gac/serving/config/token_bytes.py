@@ -18,9 +18,9 @@ def kv_token_bytes(layout: ModelLayout, vllm_config: "VllmConfig") -> int:
     skipped = set(cache.kv_cache_dtype_skip_layers)
     if "sliding_window" in skipped and cache.sliding_window is not None:
         skipped |= set(map(str, range(len(layout.layers))))
-    own = model_dtype.itemsize
-    cached = {"auto": own, "float16": 2, "bfloat16": 2}.get(cache.cache_dtype, 1)
+    model_bytes = model_dtype.itemsize
+    cached = {"auto": model_bytes, "float16": 2, "bfloat16": 2}.get(cache.cache_dtype, 1)
     return sum(
-        layer.kv_elements * (own if str(index) in skipped else cached)
+        layer.kv_elements * (model_bytes if str(index) in skipped else cached)
         for index, layer in enumerate(layout.layers)
     )

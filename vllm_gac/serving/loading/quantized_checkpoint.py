@@ -172,9 +172,13 @@ def _misshapen_packed(
             where = f"{packed.file}: {name}_packed"
             yield f"{where}: shape {sanitize(list(packed.shape))}, expected {rows} rows"
         groups = scale.shape[-1] if scale is not None and len(scale.shape) == 2 else 1
-        whole = {columns if size in (None, -1) else size for size in sizes}
-        if scale is not None and whole and all(groups * size != columns for size in whole):
-            size = max(whole)
+        group_sizes = {columns if size in (None, -1) else size for size in sizes}
+        if (
+            scale is not None
+            and group_sizes
+            and all(groups * size != columns for size in group_sizes)
+        ):
+            size = max(group_sizes)
             yield (
                 f"{scale.file}: {name}_scale: {groups} scales for a row of {columns} numbers, "
                 f"which is no multiple of {size}; quantize in groups of "
@@ -201,18 +205,18 @@ def _faulty_cache_scales(
     """Cache scales of which there are too few or too many, and those that numbers cannot have."""
     with closing(ShardFiles(directory)) as files:
         for name, info in tensors.items():
-            found = _CACHE_SCALE.fullmatch(name)
-            if found is None or int(found[1]) >= len(layout.layers):
+            match = _CACHE_SCALE.fullmatch(name)
+            if match is None or int(match[1]) >= len(layout.layers):
                 continue
             count, heads = math.prod(info.shape), 1
             if is_scaled_by_head(scheme):
-                layer = layout.layers[int(found[1])]
+                layer = layout.layers[int(match[1])]
                 by_kind = {"q": layer.query_heads, "k": layer.key.heads, "v": layer.value.heads}
-                heads = by_kind[found[2][0]]
+                heads = by_kind[match[2][0]]
             if count != heads:
                 expected = "one for all heads" if heads == 1 else f"{heads}, one for each head"
                 yield f"{info.file}: {name}: {count} scales, expected {expected}"
-            elif found[2].endswith("_scale"):
+            elif match[2].endswith("_scale"):
                 scales = files.tensor(name, info).float()
                 bad = scales[~(scales.isfinite() & (scales > 0))]
                 if len(bad):
@@ -228,8 +232,8 @@ def _layers_without_scales(
     if scheme and not scheme.get("dynamic") and quantization.get("quant_method") == _BY_COMPRESSOR:
         layers = defaultdict(set, k_scale=set(), v_scale=set())
     for name in tensors:
-        if found := _CACHE_SCALE.fullmatch(name):
-            layers[found[2]].add(int(found[1]))
+        if match := _CACHE_SCALE.fullmatch(name):
+            layers[match[2]].add(int(match[1]))
     for kind, having in layers.items():
         for index in sorted({*range(len(layout.layers))} - having):
             others = (

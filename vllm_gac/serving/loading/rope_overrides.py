@@ -44,9 +44,11 @@ def check_rope(hf_config: "PreTrainedConfig") -> None:
     layout = layout_of(original)
     layers = layout.layers
     beside = {key: current[key] for key in _BESIDE if current.get(key) is not None}
-    asked = current | {"rope_parameters": rope | beside}
+    overridden = current | {"rope_parameters": rope | beside}
     with_table = [index for index, layer in enumerate(layers) if layer.key.rope_table]
-    if with_table and not torch.equal(*(_frequencies(raw, layout) for raw in (original, asked))):
+    if with_table and not torch.equal(
+        *(_frequencies(raw, layout) for raw in (original, overridden))
+    ):
         raise CheckpointError(
             f"--hf-overrides: changes RoPE, but {len(with_table)} of {len(layers)} layers, first "
             f"layer {with_table[0]}, have frequencies of their own (self_attn.rope_inv_freq); "

@@ -268,8 +268,8 @@ class HeadNorm(nn.Module):
         self.head_dim, self.eps = layout.head_dim, eps
         shape = layout.norm_shape(layer)
         shared = len(shape) == 1
-        own = shape if shared else (geometry.key_heads, geometry.key_size)
-        self.weight = nn.Parameter(torch.empty(own), requires_grad=False)
+        norm_shape = shape if shared else (geometry.key_heads, geometry.key_size)
+        self.weight = nn.Parameter(torch.empty(norm_shape), requires_grad=False)
         if not shared:
             set_weight_attrs(self.weight, {"weight_loader": load_own_heads})
 

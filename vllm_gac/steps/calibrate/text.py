@@ -69,5 +69,5 @@ def described(given: Sequence[str | Path]) -> str:
         return BUILT_IN
     names = [as_given(text) for text in given if is_data_set(text)]
     files = len(given) - len(names)
-    own = [] if not files else ["a text file" if files == 1 else f"{files} text files"]
-    return " and ".join([*names, *own])
+    user_files = [] if not files else ["a text file" if files == 1 else f"{files} text files"]
+    return " and ".join([*names, *user_files])

@@ -124,17 +124,17 @@ def compress(
         >>> compressed.layout.parameters <= 0.9 * compressed.dense.parameters
         True
     """
-    asked = Path(plan) if isinstance(plan, str) else plan or PlanRequest()
+    requested = Path(plan) if isinstance(plan, str) else plan or PlanRequest()
     request, stats = request or CompressRequest(), None if stats is None else Path(stats)
     prepare_device(device)
     directory = model_directory(model, revision)
     files = [directory, *given_files([*calibration, *held_out, *heal])]
-    files += [file for file in (stats, asked) if isinstance(file, Path)]
+    files += [file for file in (stats, requested) if isinstance(file, Path)]
     output = Output(Path(out), "compress", files, resume)
     output.check()
     inputs = CompressInputs.open(
         directory,
-        asked,
+        requested,
         request,
         calibration=calibration,
         stats=stats,
@@ -199,8 +199,8 @@ def _recorded(out: Path, dense: Checkpoint) -> Compressed:
     """What a compression did when `out` was written, from its plan.json and config.json."""
     plan = read_plan(out / "plan.json", dense)
     source = read_json(out / "config.json")["gac"]["source"]
-    found = Measurement.of(source), source.get("max_loss")
-    return Compressed(dense.layout, planned_layout(dense, plan), plan, *found)
+    measurements = Measurement.of(source), source.get("max_loss")
+    return Compressed(dense.layout, planned_layout(dense, plan), plan, *measurements)
 
 
 def _announced(checkpoint: Checkpoint, request: PlanRequest, healing: HealingTries | None) -> str:

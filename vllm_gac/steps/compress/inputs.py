@@ -48,7 +48,7 @@ class CompressInputs:
     def open(
         cls,
         directory: Path,
-        asked: PlanRequest | Plan | Path,
+        requested: PlanRequest | Plan | Path,
         request: CompressRequest,
         *,
         calibration: Sequence[str | Path],
@@ -64,7 +64,7 @@ class CompressInputs:
         """
         checkpoint = open_dense(directory)
         auxiliary_files(directory)  # refuses files that cannot be copied before the work begins
-        plan = _plan(asked, checkpoint)
+        plan = _plan(requested, checkpoint)
         layout = planned_layout(checkpoint, plan) if isinstance(plan, Plan) else None
         shrinks = layout != checkpoint.layout
         if calibration and stats is not None:
@@ -103,17 +103,17 @@ def held_out_text(model: Path) -> Path | None:
     return demo.HELD_OUT if is_demo and demo.HELD_OUT.is_file() else None
 
 
-def _plan(asked: PlanRequest | Plan | Path, checkpoint: Checkpoint) -> Plan | PlanRequest:
+def _plan(requested: PlanRequest | Plan | Path, checkpoint: Checkpoint) -> Plan | PlanRequest:
     """The plan that was given, or that keeps everything; else what to plan for."""
-    if isinstance(asked, Path):
-        return read_plan(asked, checkpoint)
-    if isinstance(asked, Plan):
-        check_plan(asked, checkpoint)
-        return asked
-    if asked.keeps_everything:
+    if isinstance(requested, Path):
+        return read_plan(requested, checkpoint)
+    if isinstance(requested, Plan):
+        check_plan(requested, checkpoint)
+        return requested
+    if requested.keeps_everything:
         return dense_plan(checkpoint)
-    Problem(asked, checkpoint).check_feasible()
-    return asked
+    Problem(requested, checkpoint).check_feasible()
+    return requested
 
 
 def _kept(plan: Plan | PlanRequest, dense: ModelLayout, layout: ModelLayout | None) -> StatsSpec:

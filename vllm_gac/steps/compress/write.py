@@ -75,11 +75,11 @@ def write_compressed(
             return weights
         if stats is None or measured is None:
             raise PlanError(f"layers.{index}: to shrink it, statistics are needed")
-        own = read_layer_stats(stats, measured, index, device)
+        layer_stats = read_layer_stats(stats, measured, index, device)
         layer = MeasuredLayer(
             checkpoint.layout,
             {name: tensor.to(device) for name, tensor in weights.items()},
-            shrink_covariances(own, measured.tokens),
+            shrink_covariances(layer_stats, measured.tokens),
             inv_freq,
         )
         smaller = compress_layer(layer, layout.layers[index])

@@ -111,20 +111,22 @@ def exported_config(source: Checkpoint) -> dict[str, Any]:
     if "torch_dtype" in raw:
         kept.setdefault("dtype", raw["torch_dtype"])
     dims = [_dims(layer) for layer in layout.layers]
-    if all(own == dims[0] for own in dims):
+    if all(layer_dims == dims[0] for layer_dims in dims):
         return kept | dims[0]
-    whole = {
-        key: dim if all(own[key] == dim for own in dims) else kept.get(key) or dim
+    dense_dims = {
+        key: dim if all(layer_dims[key] == dim for layer_dims in dims) else kept.get(key) or dim
         for key, dim in dims[0].items()
     }
     differing = {
-        str(index): {key: dim for key, dim in own.items() if dim != whole[key]}
-        for index, own in enumerate(dims)
+        str(index): {key: dim for key, dim in layer_dims.items() if dim != dense_dims[key]}
+        for index, layer_dims in enumerate(dims)
     }
     return kept | {
-        **whole,
-        "per_layer_config": {index: own for index, own in differing.items() if own},
-        "block_configs": [_block(own) for own in dims],
+        **dense_dims,
+        "per_layer_config": {
+            index: layer_dims for index, layer_dims in differing.items() if layer_dims
+        },
+        "block_configs": [_block(layer_dims) for layer_dims in dims],
     }
 
 

@@ -127,8 +127,8 @@ def _record(model: Imported, base: Path | None, dtype: WeightDtype) -> dict[str,
 
 def _widest(model: Imported) -> WeightDtype:
     """The dtype of every matrix of `model`; float32 if they differ."""
-    found = {model.tensors[name].dtype for name, shape in model.required().items() if shape[1:]}
-    kinds = {WEIGHT_DTYPES[name] for name in found if name in WEIGHT_DTYPES}
+    dtypes = {model.tensors[name].dtype for name, shape in model.required().items() if shape[1:]}
+    kinds = {WEIGHT_DTYPES[name] for name in dtypes if name in WEIGHT_DTYPES}
     return kinds.pop() if len(kinds) == 1 else "float32"
 
 

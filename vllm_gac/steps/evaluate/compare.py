@@ -173,7 +173,7 @@ def compared(
     """
     both = (model, against)
     references = [reference(each, device=device) for each in both]
-    found = last_states(model, references[0], tokens, progress)
+    last = last_states(model, references[0], tokens, progress)
     known = known or last_states(against, references[1], tokens, progress)
     heads = []
     for checkpoint, of in zip(both, references, strict=True):
@@ -181,7 +181,7 @@ def compared(
             heads.append(partial(unembed, of, head_weights(of, read)))
     windows = [
         _window(heads[0](mine), heads[1](theirs), window)
-        for batch in zip(tokens, found, known, strict=True)
+        for batch in zip(tokens, last, known, strict=True)
         for window, mine, theirs in zip(
             batch[0], *(states.to(references[0].device) for states in batch[1:]), strict=True
         )
@@ -200,11 +200,11 @@ class _Window(NamedTuple):
 
 def _window(mine: torch.Tensor, theirs: torch.Tensor, window: torch.Tensor) -> _Window:
     """What two models' logits [length, vocab] of one `window` [length] say."""
-    found, other = (logits[:-1].float().log_softmax(-1) for logits in (mine, theirs))
-    targets = window[1:, None].to(found.device)
-    losses = [-each.gather(1, targets).sum(dtype=torch.float64) for each in (found, other)]
-    divergence = kl_div(found, other, reduction="none", log_target=True).sum(-1)
-    agreed = found.argmax(-1) == other.argmax(-1)
+    log_probs, other = (logits[:-1].float().log_softmax(-1) for logits in (mine, theirs))
+    targets = window[1:, None].to(log_probs.device)
+    losses = [-each.gather(1, targets).sum(dtype=torch.float64) for each in (log_probs, other)]
+    divergence = kl_div(log_probs, other, reduction="none", log_target=True).sum(-1)
+    agreed = log_probs.argmax(-1) == other.argmax(-1)
     return _Window(
         loss=float(losses[0]),
         against=float(losses[1]),
@@ -221,7 +221,7 @@ def _compared(
 ) -> Comparison:
     """What all windows tell of two models."""
     losses = [window.loss for window in windows], [window.against for window in windows]
-    perplexities = [exp_of_mean(sum(found), tokens)[0] for found in losses]
+    perplexities = [exp_of_mean(sum(sums), tokens)[0] for sums in losses]
     for directory, perplexity in zip(directories, perplexities, strict=True):
         if not math.isfinite(perplexity):
             raise CheckpointError(f"{directory}: perplexity is {perplexity}; see 'vllm-gac verify'")

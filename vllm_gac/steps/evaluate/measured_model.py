@@ -46,20 +46,20 @@ def measure_model(
         return None
     longest = dense.config.max_position_embeddings
     held = read_tokens(stats, measured, dense.layout, longest, HELD).long()
-    found = compared(open_checkpoint(directory), dense, [*batches(held)], {}, device, progress)
-    if found.ratio > _MUCH:
+    comparison = compared(open_checkpoint(directory), dense, [*batches(held)], {}, device, progress)
+    if comparison.ratio > _MUCH:
         logger.warning(
             "the perplexity is %.1f %% higher than the dense model's. Tasks lose far more than "
             "perplexity says: answers are long, and each token has to be right. Keep more, or heal "
             "the model, and measure it on your task",
-            100 * (found.ratio - 1),
+            100 * (comparison.ratio - 1),
         )
     measurement = Measurement(
-        ratio=round(found.ratio, 6),
-        interval=found.interval and [round(end, 6) for end in found.interval],
-        divergence=round(max(found.divergence, 0), 6),
-        agreement=round(found.agreement, 6),
-        tokens=found.tokens,
+        ratio=round(comparison.ratio, 6),
+        interval=comparison.interval and [round(end, 6) for end in comparison.interval],
+        divergence=round(max(comparison.divergence, 0), 6),
+        agreement=round(comparison.agreement, 6),
+        tokens=comparison.tokens,
     )
     config = read_json(directory / "config.json")
     config["gac"]["source"]["measured"] = measurement.model_dump(mode="json")

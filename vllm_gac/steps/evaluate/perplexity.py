@@ -117,11 +117,11 @@ def window_batches(
     They are batches [windows, at most `length`] of a few thousand tokens. `model` is the directory
     of the tokenizer.
     """
-    found, by_text = [], Counter[str]()
+    windows_of_all, by_text = [], Counter[str]()
     for text, parts in windows(model, texts, length=length, max_tokens=max_tokens):
-        found += [batch for part in parts for batch in batches(part)]
+        windows_of_all += [batch for part in parts for batch in batches(part)]
         by_text[text] += sum(part.shape[0] * (part.shape[1] - 1) for part in parts)
-    return found, dict(by_text)
+    return windows_of_all, dict(by_text)
 
 
 def exp_of_mean(total: float, tokens: Sequence[torch.Tensor]) -> tuple[float, int]:

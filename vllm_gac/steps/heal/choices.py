@@ -55,22 +55,22 @@ def _gpu_memory(processes: Processes) -> tuple[int, int] | None:
     """The least bytes of a GPU that are free, and the least that it has; None on a CPU."""
     if processes.device.type != "cuda":
         return None
-    free, whole = torch.cuda.mem_get_info(processes.device)
-    return int(processes.least(free)), int(processes.least(whole))
+    free, total = torch.cuda.mem_get_info(processes.device)
+    return int(processes.least(free)), int(processes.least(total))
 
 
 def _adapter_rank(
     request: HealRequest, inputs: HealInputs, processes: Processes, at_once: int, free: int | None
 ) -> int | None:
     """The rank of the adapters that are trained; None if whole weights are."""
-    student, teacher, asked = inputs.student, inputs.teacher, request.lora_rank
-    most = largest_adapter_rank(student.layout)
-    rank = min(DEFAULT_ADAPTER_RANK, most) if asked is None else asked
+    student, teacher, requested = inputs.student, inputs.teacher, request.lora_rank
+    max_rank = largest_adapter_rank(student.layout)
+    rank = min(DEFAULT_ADAPTER_RANK, max_rank) if requested is None else requested
     stored = _weight_bytes(student), _weight_bytes(teacher)
 
     def needed(of: int | None) -> Memory:
-        found = memory(student.layout, teacher.layout, stored, at_once, of, processes.count)
-        return found.with_offload if request.offload else found
+        estimate = memory(student.layout, teacher.layout, stored, at_once, of, processes.count)
+        return estimate.with_offload if request.offload else estimate
 
     on_host = processes.least(free_host_memory()) / processes.on_this_host
     chosen = chosen_rank(
@@ -82,16 +82,16 @@ def _adapter_rank(
         on_host if request.offload else math.inf,
     )
     logger.info("memory of the device: about %s", needed(chosen).described())
-    if chosen is None and asked is not None:
+    if chosen is None and requested is not None:
         logger.warning(
             "--lora-rank %d has no effect: whole weights are trained, because there is room for "
             "them; --train lora trains adapters",
             rank,
         )
-    if chosen is not None and rank > most:
+    if chosen is not None and rank > max_rank:
         raise HealingError(
             f"--lora-rank {rank}: no matrix of {student.directory} has an adapter of more than "
-            f"rank {most}; give {most} or less"
+            f"rank {max_rank}; give {max_rank} or less"
         )
     if chosen is not None and request.train == "auto":
         logger.info(

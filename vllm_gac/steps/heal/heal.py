@@ -244,14 +244,14 @@ def _announcement(
 
 def _no_better(student: Checkpoint, guard: Guard, steps: Schedule, length: int) -> str:
     """What happened, and what to do."""
-    before, finite = guard.before, [found for found in guard.curve if math.isfinite(found[1])]
+    before, finite = guard.before, [point for point in guard.curve if math.isfinite(point[1])]
     nothing = f"{student.directory}: has not become better, so nothing was written"
     if before.divergence < _NOTHING_LOST:
         return (
             f"{nothing}: it predicts what its teacher does, up to {before.divergence:.1g} nats per "
             "token of the held-out text; nothing is left to heal"
         )
-    _, divergence, loss = min(finite, key=lambda found: found[1], default=(0, math.inf, math.inf))
+    _, divergence, loss = min(finite, key=lambda point: point[1], default=(0, math.inf, math.inf))
     if not finite:
         what = "its divergence from the teacher is not finite"
     elif divergence < before.divergence:
@@ -286,7 +286,7 @@ def _healed(guard: Guard, step_tokens: int, rank: int | None) -> Healed:
 
 def _entry(healed: Healed, inputs: HealInputs, request: HealRequest) -> dict[str, Any]:
     """What config.json says of the healing under "gac"."""
-    asked, teacher = record_of(request), inputs.teacher
+    recorded, teacher = record_of(request), inputs.teacher
     kept = ("learning_rate", "train", "lora_rank", "temperature", "hidden_weight")
     return {
         "tool": f"vllm-gac {version()}",
@@ -294,7 +294,7 @@ def _entry(healed: Healed, inputs: HealInputs, request: HealRequest) -> dict[str
         "teacher_config_sha256": teacher.config_sha256,
         "tokens": healed.tokens,
         "sequence_length": request.sequence_length,
-        **{name: asked[name] for name in kept},
+        **{name: recorded[name] for name in kept},
         "held_out_tokens": inputs.measured.numel(),
         "divergence": {"before": healed.before.divergence, "after": healed.after.divergence},
         "loss": {

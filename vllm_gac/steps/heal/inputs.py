@@ -131,8 +131,8 @@ def _check_held_out(paths: Sequence[Path], sums: Sequence[str], trained: Sequenc
             "a --text is given twice; what is set aside of one of them would be trained on in the "
             "other: give it once, with more --tokens for several passes, or give --held-out"
         )
-    for path, found in zip(paths, sums, strict=True):
-        if found in trained:
+    for path, digest in zip(paths, sums, strict=True):
+        if digest in trained:
             raise CheckpointError(
                 f"{path}: is given as --held-out and has the bytes of a --text; what is trained on "
                 "cannot tell whether the model has become better: give other text, or leave out "

@@ -29,33 +29,33 @@ def sequences(
     if length < 2:
         raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
 
-    def read(files: Sequence[Path], most: int | None) -> torch.Tensor:
-        found = calibration_sequences(
+    def read(files: Sequence[Path], max_tokens: int | None) -> torch.Tensor:
+        tokens_read = calibration_sequences(
             student.directory,
             files,
             length=length,
-            max_tokens=_ALL if most is None else max(most, length),
-            characters=_ALL if most is None else most * _CHARACTERS_OF_A_TOKEN,
+            max_tokens=_ALL if max_tokens is None else max(max_tokens, length),
+            characters=_ALL if max_tokens is None else max_tokens * _CHARACTERS_OF_A_TOKEN,
         )
-        refuse_unknown_tokens(student.layout, found)
-        return found
+        refuse_unknown_tokens(student.layout, tokens_read)
+        return tokens_read
 
     if held_out:
-        found = read(texts, tokens)
-        return found, read(held_out, _held_out_tokens(tokens or found.numel()))
-    found = read(texts, None if tokens is None else tokens + _held_out_tokens(tokens))
-    count = _held_out_tokens(min(found.numel(), tokens or found.numel())) // length
-    count = min(max(count, 1), len(found) // 2)
+        rows = read(texts, tokens)
+        return rows, read(held_out, _held_out_tokens(tokens or rows.numel()))
+    rows = read(texts, None if tokens is None else tokens + _held_out_tokens(tokens))
+    count = _held_out_tokens(min(rows.numel(), tokens or rows.numel())) // length
+    count = min(max(count, 1), len(rows) // 2)
     if not count:
         raise CheckpointError(
             f"{', '.join(map(str, texts))}: one sequence of {length} tokens; one to train on and "
             "one to measure are needed: give longer texts, --held-out or shorter sequences"
         )
     # From the middle of each of as many equal parts of the text.
-    measured = [(2 * part + 1) * len(found) // (2 * count) for part in range(count)]
-    aside = torch.zeros(len(found), dtype=torch.bool)
+    measured = [(2 * part + 1) * len(rows) // (2 * count) for part in range(count)]
+    aside = torch.zeros(len(rows), dtype=torch.bool)
     aside[measured] = True
-    return found[~aside], found[aside]
+    return rows[~aside], rows[aside]
 
 
 def _held_out_tokens(tokens: int) -> int:

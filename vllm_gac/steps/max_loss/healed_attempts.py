@@ -48,10 +48,10 @@ class HealingTries:
                 f"--heal-tokens {self.tokens}: a step trains on a whole sequence of {length} "
                 f"tokens; give {length} or more"
             )
-        found = calibration_sequences(
+        sequences = calibration_sequences(
             self.dense.directory, self.texts, length=length, max_tokens=2 * length
         )
-        if len(found) < 2:
+        if len(sequences) < 2:
             raise CheckpointError(
                 f"{', '.join(map(str, self.texts))}: one sequence of {length} tokens; --heal needs "
                 "one to train on and one to choose the best weights by: give more text"

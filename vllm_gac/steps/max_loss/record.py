@@ -15,7 +15,7 @@ _SECTION = "\n## Asked for, and measured\n"
 
 def record(
     directory: Path,
-    asked: float,
+    max_loss: float,
     best: Attempt,
     tries: Sequence[Attempt],
     heal_tokens: int | None = None,
@@ -24,13 +24,13 @@ def record(
 
     Args:
         directory: The chosen model.
-        asked: The most that its perplexity may be higher by, as a share.
+        max_loss: The most that its perplexity may be higher by, as a share.
         best: What was measured of it, one of `tries`.
         tries: All models that were written and measured.
         heal_tokens: How many tokens each of them was healed on; None: they were not.
     """
     config = read_json(directory / "config.json")
-    config["gac"]["source"]["max_loss"] = as_recorded(asked, best, tries, heal_tokens)
+    config["gac"]["source"]["max_loss"] = as_recorded(max_loss, best, tries, heal_tokens)
     write_json(directory / "config.json", config)
     heads, healed = [*_COLUMNS, f"{best.minimized}, of dense", ""], ""
     if heal_tokens is not None:
@@ -57,19 +57,19 @@ def record(
         directory / "README.md",
         (directory / "README.md").read_text().partition(_SECTION)[0]
         + f"{_SECTION}\nAsked for: the model with the least {best.minimized} whose perplexity is "
-        f"at most {asked:.2%} higher than the dense model's. Measured on {best.tokens:,} tokens of "
-        f"held-out text{healed}:\n\n"
+        f"at most {max_loss:.2%} higher than the dense model's. Measured on {best.tokens:,} tokens "
+        f"of held-out text{healed}:\n\n"
         f"{text}\n",
     )
 
 
 def as_recorded(
-    asked: float, best: Attempt, tries: Sequence[Attempt], heal_tokens: int | None = None
+    max_loss: float, best: Attempt, tries: Sequence[Attempt], heal_tokens: int | None = None
 ) -> dict[str, Any]:
     """What config.json says was asked for, tried and measured. The arguments are `record`'s."""
     rows = [{key: value for key, value in asdict(one).items() if key != "layers"} for one in tries]
     chosen = rows[list(tries).index(best)]
-    return {"asked": asked, "measured": chosen, "heal_tokens": heal_tokens, "tried": rows}
+    return {"asked": max_loss, "measured": chosen, "heal_tokens": heal_tokens, "tried": rows}
 
 
 def _points(ratio: float) -> str:

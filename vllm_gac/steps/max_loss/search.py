@@ -64,9 +64,9 @@ def search_max_loss(
     the loss. Raises PlanError if no model is within the loss.
     """
     assert request.max_loss is not None
-    most = math.log1p(request.max_loss)
+    max_loss = math.log1p(request.max_loss)
     tries, problems = _measured_before(workspace), Problems(checkpoint)
-    while (allowed := next_expected(most, tries)) is not None:
+    while (allowed := next_expected(max_loss, tries)) is not None:
         share = min(math.expm1(allowed), 0.99)
         plan = measured_plan(checkpoint, stats, replace(request, max_loss=share), problems)
         layers = plan.model_dump(mode="json")["layers"]
@@ -79,33 +79,33 @@ def search_max_loss(
             remove_temporaries(begun)  # of a run that was killed here
         write(plan.model_copy(update={"notes": notes}), directory / _WRITTEN)
         write_index(open_checkpoint(directory / _WRITTEN))
-        found, unhealed = _measured(measure, directory / _WRITTEN), None
+        measured, unhealed = _measured(measure, directory / _WRITTEN), None
         if healing is not None and healing.heal(directory / _WRITTEN, directory / _HEALED):
             copy_file(directory / _WRITTEN / "plan.json", directory / _HEALED / "plan.json")
-            found, unhealed = _measured(measure, directory / _HEALED), found.ratio
+            measured, unhealed = _measured(measure, directory / _HEALED), measured.ratio
         assert plan.nanoseconds is not None
         assert plan.expected_loss is not None
-        assert found.interval is not None
+        assert measured.interval is not None
         held = plan.notes.get("bytes")
         one = Attempt(
             planned_for=allowed,
             expected_loss=plan.expected_loss,
             time=plan.nanoseconds.used / plan.nanoseconds.dense,
-            ratio=found.ratio,
-            low=found.interval[0],
-            high=found.interval[1],
-            tokens=found.tokens,
+            ratio=measured.ratio,
+            low=measured.interval[0],
+            high=measured.interval[1],
+            tokens=measured.tokens,
             layers=layers,
             unhealed=unhealed,
             bytes=None if held is None else held["used"] / held["dense"],
         )
         tries.append(one)
         write_json(workspace / _TRIES, {"tries": [asdict(each) for each in tries]})
-        if len(tries) == 1 and len(found.by_text) > 1:
-            logger.info("tokens of held-out text: %s", found.by_text)
+        if len(tries) == 1 and len(measured.by_text) > 1:
+            logger.info("tokens of held-out text: %s", measured.by_text)
         logger.info("try %d: %s", len(tries), described(one))
-        _remove_all_but(_best(most, tries), tries, workspace)
-    best = _best(most, tries)
+        _remove_all_but(_best(max_loss, tries), tries, workspace)
+    best = _best(max_loss, tries)
     if best is None:
         tried = "; ".join(map(described, tries))
         raise PlanError(
@@ -122,30 +122,35 @@ def search_max_loss(
     return plan, as_recorded(request.max_loss, best, tries, heal_tokens)
 
 
-def next_expected(most: float, tries: Sequence[Attempt]) -> float | None:
+def next_expected(max_loss: float, tries: Sequence[Attempt]) -> float | None:
     """The expected loss to plan for next; None if what was measured is near enough.
 
     The measured loss is nearly in proportion to the expected one. Where that leads out of what
     measurements allow, the middle of these is taken.
 
     Args:
-        most: The asked loss, in nats per token.
+        max_loss: The asked loss, in nats per token.
         tries: What was measured so far.
     """
     if not tries:
-        return most
-    within = [one for one in tries if math.log(one.high) <= most]
-    over = [one.planned_for for one in tries if math.log(one.high) > most]
-    if len(tries) == MAX_TRIES or any(math.log(one.high) >= _NEAR * most for one in within):
+        return max_loss
+    within = [one for one in tries if math.log(one.high) <= max_loss]
+    over = [one.planned_for for one in tries if math.log(one.high) > max_loss]
+    if len(tries) == MAX_TRIES or any(math.log(one.high) >= _NEAR * max_loss for one in within):
         return None
     last = tries[-1]
-    lost = max(math.log(last.high), most * _AIM / _MAX_STEP)
-    expected = last.planned_for * max(most * _AIM / lost, 1 / _MAX_STEP)
-    least, largest = max((o.planned_for for o in within), default=0.0), min(over, default=math.inf)
-    if least >= largest:
+    lost = max(math.log(last.high), max_loss * _AIM / _MAX_STEP)
+    expected = last.planned_for * max(max_loss * _AIM / lost, 1 / _MAX_STEP)
+    highest_within, lowest_over = (
+        max((o.planned_for for o in within), default=0.0),
+        min(over, default=math.inf),
+    )
+    if highest_within >= lowest_over:
         return None
-    if not least < expected < largest:
-        expected = math.sqrt(least * largest) if least else largest / _MAX_STEP
+    if not highest_within < expected < lowest_over:
+        expected = (
+            math.sqrt(highest_within * lowest_over) if highest_within else lowest_over / _MAX_STEP
+        )
     return expected
 
 
@@ -156,13 +161,13 @@ def _measured_before(workspace: Path) -> list[Attempt]:
 
 def _measured(measure: Callable[[Path], Comparison], directory: Path) -> Comparison:
     """Compare a model with the dense one. Raises CheckpointError if there is too little text."""
-    found = measure(directory)
-    if found.interval is None:
+    measurement = measure(directory)
+    if measurement.interval is None:
         raise CheckpointError(
-            f"held-out text of {found.tokens:,} tokens: too little to tell how sure its loss "
+            f"held-out text of {measurement.tokens:,} tokens: too little to tell how sure its loss "
             f"is; give --held-out with {MIN_WINDOWS} sequences or more"
         )
-    return found
+    return measurement
 
 
 def _product(workspace: Path, tries: Sequence[Attempt], one: Attempt) -> Path:
@@ -170,8 +175,8 @@ def _product(workspace: Path, tries: Sequence[Attempt], one: Attempt) -> Path:
     return workspace / f"try-{tries.index(one)}" / (_WRITTEN if one.unhealed is None else _HEALED)
 
 
-def _best(most: float, tries: Sequence[Attempt]) -> Attempt | None:
-    within = [one for one in tries if math.log(one.high) <= most]
+def _best(max_loss: float, tries: Sequence[Attempt]) -> Attempt | None:
+    within = [one for one in tries if math.log(one.high) <= max_loss]
     return min(within, key=lambda one: (one.size, one.high), default=None)
 
 

@@ -90,9 +90,9 @@ def repair(
 
 def _entry(request: RepairRequest) -> dict[str, Any]:
     """What config.json says of the repair under "gac"."""
-    asked = record_of(request)
+    recorded = record_of(request)
     return {
-        **{name: asked[name] for name in ("strategy", "gpu", "tensor_parallel_size")},
+        **{name: recorded[name] for name in ("strategy", "gpu", "tensor_parallel_size")},
         "quantized": asdict(request.multiples),
         "tool": f"vllm-gac {version()}",
     }
