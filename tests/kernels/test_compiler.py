@@ -244,13 +244,11 @@ def has_room(kind: DecodeKind, capability: tuple[int, int]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(5400)  # for Hopper a quiet core takes ten minutes
 @pytest.mark.parametrize("capability", GPUS)
-def test_so_does_every_shape(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_do_wide_shapes(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [kind for kind in WIDE if kind.cache_dtype != FP8 or converts_e4m3(capability)]
     kinds = distinct([kind for kind in kinds if has_room(kind, capability)], capability)
-    if capability != HOPPER:
-        kinds = kinds[::9]
+    kinds = kinds[:: 4 if capability == HOPPER else 9]  # all take ten minutes
     with compiling_for(capability, monkeypatch) as kernels:
         for kind in reversed(kinds):
             launch_decode(kind)

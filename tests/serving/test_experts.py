@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from tests.serving.engines import OPTIONS, answers, assert_same, in_engine_process
 from tests.serving.parallel_engines import answer
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.alignment.padded_layout import padded_layout
@@ -54,25 +53,6 @@ def test_tensor_parallel_ranks_and_stages_answer_as_one_process(model: Path) -> 
     assert two.tokens == stages.tokens == alone.tokens
     layout = repeated_heads(padded_layout(open_checkpoint(model).layout, "minimal", tp=2), 2)
     assert two.room == pytest.approx(2 * (1 << 30) / (4 * layout.kv_elements), rel=0.01)
-
-
-@pytest.mark.slow
-def test_the_prefix_cache_gives_the_same_answers(model: Path) -> None:
-    first, second, cached = in_engine_process(twice, str(model))
-    assert cached > 100
-    assert_same(second, first, 1e-4)
-
-
-def twice(directory: str) -> list[Any]:
-    """Answers, those after the prompts are cached, and how many tokens came from the cache."""
-    from vllm import LLM, SamplingParams
-
-    from tests.serving.agreement import PROMPTS
-
-    llm = LLM(directory, **OPTIONS)
-    found = [answers(llm), answers(llm)]
-    one = llm.generate({"prompt_token_ids": PROMPTS[0]}, SamplingParams(max_tokens=1))
-    return [*found, one[0].num_cached_tokens]
 
 
 def _asked(**changes: Any) -> Any:

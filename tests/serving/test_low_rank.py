@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.serving.agreement import CHUNKED, assert_agrees_with_reference
 from tests.serving.engines import OPTIONS, each_in_engine_process
 from tests.serving.models import layer, write_model
-from tests.serving.server import serve
 
 pytestmark = pytest.mark.slow
 
@@ -25,14 +23,6 @@ LAYERS = [
     layer(("rotary", 4, 48), (4, 32), 400, {"self_attn.q_proj": 96, "self_attn.v_proj": 40}),
     layer(*PLAIN, 512, {"self_attn.k_proj": 61, "self_attn.v_proj": 37, "mlp.up_proj": 99}),
 ]
-
-
-def test_fused_down_factors_agree_with_the_reference_on_two_ranks(tmp_path: Path) -> None:
-    write_model(tmp_path / "model", LAYERS, attention_bias=True)
-    flags = ("--load-format", "gac", "--tensor-parallel-size", "2", *CHUNKED)
-    env = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "OMP_NUM_THREADS": "1"}
-    with serve(tmp_path / "model", tmp_path / "log", *flags, env=env) as server:
-        assert_agrees_with_reference(server, tmp_path / "model")
 
 
 def test_down_factors_are_fused_if_each_begins_on_16_bytes_and_has_no_adapter(

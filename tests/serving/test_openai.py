@@ -1,9 +1,7 @@
 """The demo model, compressed by the command line and served by two API servers."""
 
 import ast
-import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -68,62 +66,6 @@ def test_chat_completions_answer_with_and_without_streaming(server: Server) -> N
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert whole
     assert streamed == whole
-
-
-def test_logprobs_are_normalized_and_greedy_tokens_are_the_best(server: Server) -> None:
-    [(tokens, top)] = server.completions([[11, 45, 300, 7, 912]], 8)
-    for token, step in zip(tokens, top, strict=True):
-        assert step[token] == max(step.values())
-        assert all(logprob <= 0 for logprob in step.values())
-
-
-def test_structured_output_follows_its_json_schema(server: Server) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 12}, "size": {"enum": [1, 2, 3]}},
-        "required": ["name", "size"],
-        "additionalProperties": False,
-    }
-    answer = server.client().chat.completions.create(
-        model=server.model,
-        messages=[{"role": "user", "content": "describe a tensor"}],
-        max_tokens=80,
-        temperature=0,
-        response_format={
-            "type": "json_schema",
-            "json_schema": {"name": "tensor", "schema": schema, "strict": True},
-        },
-    )
-    parsed = json.loads(answer.choices[0].message.content or "")
-    assert set(parsed) == {"name", "size"}
-    assert parsed["size"] in (1, 2, 3)
-
-
-def test_concurrent_requests_get_the_same_answers_as_alone(server: Server) -> None:
-    prompts = [f"def f{i}(x):\n    return x" for i in range(12)]
-
-    def complete(prompt: str) -> str:
-        return (
-            server.client()
-            .completions.create(model=server.model, prompt=prompt, max_tokens=1, temperature=0)
-            .choices[0]
-            .text
-        )
-
-    with ThreadPoolExecutor(12) as pool:
-        together = list(pool.map(complete, prompts))
-    assert together == [complete(prompt) for prompt in prompts]
-
-
-def test_bad_requests_get_an_openai_error_and_the_server_lives_on(server: Server) -> None:
-    import openai
-
-    client = server.client()
-    with pytest.raises(openai.BadRequestError):
-        client.completions.create(model=server.model, prompt=[7] * 600, max_tokens=10)
-    with pytest.raises(openai.NotFoundError):
-        client.completions.create(model="no-such-model", prompt="x")
-    assert client.models.list().data[0].id == server.model
 
 
 def test_both_api_servers_publish_the_layout_as_metrics(

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose first of two pipeline stages caches more than the second."""
     directory = tmp_path_factory.mktemp("parallel") / "model"
-    write_model(directory, LAYERS)
+    write_model(directory, LAYERS, attention_bias=True)
     return directory
 
 

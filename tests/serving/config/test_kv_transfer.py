@@ -13,7 +13,6 @@ import pytest
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-from tests.serving.agreement import PROMPTS
 from tests.serving.engines import OPTIONS, answer, assert_same, in_engine_process, outputs
 from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from vllm_gac.errors import CheckpointError
@@ -25,8 +24,6 @@ from vllm_gac.serving.config.kv_transfer import (
     Package,
     check_kv_transfer,
 )
-
-FILL = 0.25  # exact in bf16
 
 
 def transfer_by(connector: str, **extra: Any) -> KVTransferConfig:
@@ -60,40 +57,6 @@ def _serve_with_example_connector(model: str, cache: str) -> dict[str, Any]:
         "answers": [answer(output) for output in found],
         "loaded": [output.num_cached_tokens for output in found],
     }
-
-
-@pytest.mark.slow
-def test_the_decode_benchmark_fills_the_cache_of_every_layer_shape(tmp_path: Path) -> None:
-    """The connector fills every layer's cache for all tokens of a prompt but the last."""
-    write_model(tmp_path / "model", HETEROGENEOUS)
-    found = in_engine_process(_serve_with_decode_bench, str(tmp_path / "model"))
-    lengths = [len(prompt) for prompt in PROMPTS]
-    assert found["loaded"] == [length - 1 for length in lengths]
-    assert len(found["filled"]) == len(HETEROGENEOUS)
-    assert min(found["filled"]) >= sum(length - 1 for length in lengths)
-    assert [len(tokens) for tokens in found["tokens"]] == [12] * len(PROMPTS)
-
-
-def _serve_with_decode_bench(model: str) -> dict[str, Any]:
-    from vllm import LLM
-
-    transfer = transfer_by("DecodeBenchConnector", fill_mean=FILL, fill_std=0.0)
-    llm = LLM(model, kv_transfer_config=transfer, enable_prefix_caching=False, **OPTIONS)
-    found = outputs(llm)
-    return {
-        "tokens": [answer(output)[0] for output in found],
-        "loaded": [output.num_cached_tokens for output in found],
-        "filled": llm.collective_rpc(_filled_tokens)[0],
-    }
-
-
-def _filled_tokens(worker: Any) -> list[float]:
-    """How many tokens of each layer's cache are filled with FILL."""
-    cache_config = worker.vllm_config.cache_config
-    tokens = cache_config.num_gpu_blocks * cache_config.block_size
-    layers = worker.get_model().model.layers
-    caches = [layer.self_attn.attn.kv_cache for layer in layers]
-    return [float((cache == FILL).sum()) / (cache.numel() / tokens) for cache in caches]
 
 
 # ---- refusals, without an engine -------------------------------------------------------------

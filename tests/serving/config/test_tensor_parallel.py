@@ -14,7 +14,6 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.models.utils import PPMissingLayer
 
 from tests.serving.models import layer, write_model
-from tests.serving.server import ServerDiedError, serve
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
@@ -142,18 +141,3 @@ def test_a_stage_reads_its_layers_only(model: Path) -> None:
     assert {name for name, _ in stream} == expected
     with pytest.raises(CheckpointError, match="contains NaN"):
         list(GacModelLoader(asked.load_config).get_all_weights(asked.model_config, nn.Module()))
-
-
-@pytest.mark.slow
-def test_a_server_that_cannot_split_the_model_exits_with_the_reason(tmp_path: Path) -> None:
-    layers = [layer(("rotary", 4, 64), (4, 64), 512, query_heads=heads) for heads in (8, 4)]
-    write_model(tmp_path / "model", layers)
-    flags = ("--tensor-parallel-size", "8", "--skip-tokenizer-init")
-    with pytest.raises(ServerDiedError), serve(tmp_path / "model", tmp_path / "log", *flags):
-        pass
-    log = (tmp_path / "log").read_text()
-    assert (
-        "--tensor-parallel-size 8: layer 1 has query heads = 4, which 8 GPUs cannot share evenly; "
-        "at most 4 can share this model, or 8 can if query heads is 8"
-    ) in log
-    assert "Loading tensors" not in log
