@@ -54,7 +54,7 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "picture": (".svg", ()),
     "profile": (".json", ()),
     "schedule": (".jsonl", (".traffic.json",)),
-    "report": (".html", (".json", ".csv")),
+    "report": (".html", (".json",)),
 }
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,9 +14,8 @@ from vllm_gac.cli import main
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.calibrate.calibrate import calibrate
-from vllm_gac.steps.calibrate.request import CalibrateRequest
 from vllm_gac.steps.compress.compress import compress
+from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.evaluate.perplexity import evaluate
 from vllm_gac.texts.token_text import windows
 
@@ -67,50 +65,14 @@ def test_a_model_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-class TestDemo:
-    """Tests on the trained demo model."""
-
-    WINDOWS: ClassVar[dict[str, Any]] = {"sequence_length": 512, "max_tokens": 12 * 512}
-
-    @pytest.fixture(scope="class")
-    @staticmethod
-    def stats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-        out = tmp_path_factory.mktemp("demo") / "stats.safetensors"
-        request = CalibrateRequest(PlanRequest().methods, max_tokens=1 << 13)
-        calibrate(demo.MODEL, [demo.CALIBRATION], out, request, progress=False)
-        return out
-
-    @pytest.fixture(scope="class")
-    @staticmethod
-    def dense() -> float:
-        return evaluate(demo.MODEL, [demo.HELD_OUT], **TestDemo.WINDOWS)[0]
-
-    def test_perplexity_grows_as_the_ratios_fall(
-        self, stats: Path, dense: float, tmp_path: Path
-    ) -> None:
-        perplexities = [dense]
-        for params, kv in ((0.9, 0.75), (0.8, 0.5), (0.65, 0.375)):
-            out = tmp_path / f"{params}-{kv}"
-            asked = PlanRequest(param_ratio=params, kv_ratio=kv)
-            compress(demo.MODEL, out, asked, stats=stats, progress=False)
-            perplexities.append(evaluate(out, [demo.HELD_OUT], **self.WINDOWS)[0])
-        assert perplexities == sorted(perplexities)
-        assert perplexities[-1] < 2 * dense
-
-    def test_what_make_serve_serves_is_close_to_the_dense_model(
-        self, compressed_demo: Path, dense: float
-    ) -> None:
-        got = evaluate(compressed_demo, [demo.HELD_OUT], **self.WINDOWS)
-        assert dense < 11
-        assert dense < got.perplexity < 1.1 * dense  # 1.25 is required, 1.03 was measured
-
-    def test_latent_keys_lose_less_than_rotary_ones_where_much_is_taken(
-        self, stats: Path, dense: float, tmp_path: Path
-    ) -> None:
-        loss = {}
-        for form in ("latent", "rotary"):
-            out = tmp_path / form
-            asked = PlanRequest(kv_ratio=0.375, methods=["heads"], key_form=form)
-            compress(demo.MODEL, out, asked, stats=stats, progress=False)
-            loss[form] = math.log(evaluate(out, [demo.HELD_OUT], **self.WINDOWS)[0] / dense)
-        assert 0 < 2 * loss["latent"] < loss["rotary"]
+def test_the_demo_loses_little_as_served_and_more_as_the_ratios_fall(
+    compressed_demo: Path, tmp_path: Path
+) -> None:
+    asked, few = PlanRequest(param_ratio=0.65, kv_ratio=0.375), CompressRequest(max_tokens=1 << 13)
+    compress(demo.MODEL, tmp_path / "s", asked, few, calibration=[demo.CALIBRATION], progress=False)
+    dense, served, small = (
+        evaluate(model, [demo.HELD_OUT], sequence_length=512, max_tokens=12 * 512).perplexity
+        for model in (demo.MODEL, compressed_demo, tmp_path / "s")
+    )
+    assert dense < 11
+    assert dense < served < 1.05 * dense < small < 2 * dense  # served: 1.013 was measured
