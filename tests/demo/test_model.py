@@ -2,18 +2,20 @@
 
 import ast
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
 from vllm_gac.checkpoint.open import faults, open_checkpoint
-from vllm_gac.demo import HELD_OUT, MODEL
+from vllm_gac.demo import CALIBRATION, HELD_OUT, MODEL
 from vllm_gac.steps.evaluate.perplexity import evaluate
 
 MEGABYTE = 1_000_000
@@ -22,6 +24,11 @@ MEGABYTE = 1_000_000
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(MODEL)
 
 
 def completion(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
@@ -69,3 +76,29 @@ def test_the_body_of_a_class_is_continued_with_python_that_parses(
     whole_lines = text[: text.rindex("\n")]
     assert whole_lines.count("\n") > 3
     ast.parse(whole_lines)
+
+
+@pytest.mark.parametrize("path", [CALIBRATION, HELD_OUT], ids=lambda path: path.name)
+def test_sources_survive_and_take_about_a_token_per_three_bytes(
+    path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    text = path.read_text(encoding="utf-8")[:50_000]
+    begin, *ids = tokenizer(text).input_ids
+    assert begin == tokenizer.bos_token_id
+    assert tokenizer.decode(ids) == text
+    assert 2.5 < len(text) / len(ids) < 4.5
+
+
+def test_a_chat_becomes_a_module_that_starts_with_a_docstring(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "A stack."},
+        {"role": "assistant", "content": "class Stack: pass"},
+        {"role": "user", "content": "A queue.\n"},
+    ]
+    assert tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == (
+        f'{tokenizer.bos_token}# Lib/__main__.py\n"""Be brief.\n"""\n\n"""A stack.\n"""\n\n'
+        'class Stack: pass\n\n"""A queue.\n"""\n\n'
+    )

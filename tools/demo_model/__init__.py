@@ -1,1 +1,0 @@
-"""What the demo model and those of the ladder are made of: corpus, Llama, tokenizer, training."""
