@@ -50,7 +50,7 @@ def _keys(dense: ModelLayout, dims: AllowedDims, form: str, group: int) -> Itera
     for size in dims.up_to(full, "head", heads):
         if form in ("auto", "rotary") and size % 2 == 0:
             yield KeyLayout("rotary", heads, size, rope_table=size < full or group > 1)
-        if form in ("auto", "latent") and size < full:
+        if form in ("auto", "latent"):
             yield KeyLayout("latent", heads, size)
 
 

@@ -12,7 +12,6 @@ import math
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -100,9 +99,7 @@ def part_candidates(
     """Make the candidates for the parts of a layer that the request's methods change.
 
     Attentions that no kernel of ours can serve are left out, but not the dense one, which vLLM's
-    own attention serves. If the planner may choose the form of the keys (auto), those that take
-    longer than the dense one are left out, too. `deployment` decides, or the default GPU if it is
-    None.
+    own attention serves. `deployment` decides, or the default GPU if it is None.
 
     Args:
         dense: The dense model.
@@ -123,8 +120,6 @@ def part_candidates(
         served = deployment or Deployment(read_profile(), BatchMix(), request.types)
         found = attention_candidates(dense, dims, request.key_form, *groups)
         whole = [a for a in found if a == layer or _fits(dense, a, served)]
-        if request.key_form == "auto":
-            whole = _no_slower(dense, whole, served)
         own = [name for name in linears if name.startswith("self_attn.")]
         layers = [small for a in whole for small in _rank_variants(dense, a, own, dims)]
         parts.append(_attention(dense, layers, weigh))
@@ -173,24 +168,6 @@ def _drop_slower_than_larger(
             kept.insert(0, layer)
             shortest = needed
     return kept
-
-
-def _no_slower(
-    dense: ModelLayout, layers: Sequence[LayerLayout], deployment: Deployment
-) -> list[LayerLayout]:
-    """The layers whose attention takes no longer than the dense one, or all if there are none.
-
-    Latent keys are rebuilt in every step. That can take longer than reading fewer bytes saves.
-    """
-    time = partial(
-        attention_microseconds,
-        dense,
-        mix=deployment.mix,
-        profile=deployment.profile,
-        types=deployment.types,
-    )
-    longest = time(dense.layers[0])
-    return [layer for layer in layers if time(layer) <= longest] or list(layers)
 
 
 def _factorized(
