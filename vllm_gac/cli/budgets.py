@@ -54,6 +54,8 @@ def print_budgets(plan: "Plan") -> None:
         if measured:
             said = perplexity_higher(loss, plan.notes.get("expected_interval"))
             print(f"{'':13}  On text like the calibration's: {said}; tasks lose far more.")
+    if isinstance(keys := plan.notes.get("fp8_keys_loss"), float):
+        print(f"{'':13}  Rounding keys to FP8 is expected to lose {keys:.4f} more.")
     held = _bytes(plan)
     if held is not None:
         print(

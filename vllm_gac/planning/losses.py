@@ -10,6 +10,7 @@ Whole models, in which every layer has the same probe, lose other than the sum o
 factor scales the losses of the part.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -32,6 +33,12 @@ Losses: TypeAlias = Sequence[Mapping[str, Curve]]
 _MIN_LOSS = 1e-12
 # A whole model loses at most so many times what its probes do, or so much less.
 _MAX_SCALE = 10.0
+# The mean squared relative error of e4m3, which has 3 bits after the leading one, for numbers whose
+# logarithms are spread evenly: 1/768 is the variance of a step of 1/8, and the mean of 1/m^2 for m
+# from 1 to 2 is 3 / (8 ln 2).
+_E4M3_ERROR = 3 / (8 * math.log(2)) / 768
+# Rounding that costs less than this in a layer, in nats per token, does not decide its form.
+_MIN_ROUNDING = 1e-4
 
 
 def component_of(name: str) -> Component:
@@ -88,22 +95,59 @@ def loss_by_sequence(
     components = [probe.component for probe in probes(dense, measured.methods)]
     found = np.zeros(shares.shape[2])
     for index, layer in enumerate(layers):
-        for name, dim in _dims(dense, layer):
+        for name, dim in _dims(dense, layer, of[index]):
             found += of[index][name][dim] * shares[index, components.index(component_of(name))]
     return found
 
 
-def _dims(dense: ModelLayout, layer: LayerLayout) -> Iterator[tuple[str, int]]:
-    """The names of the curves of what is smaller in `layer`, and its dims."""
-    whole = dense.layers[0]
-    if layer.key != whole.key:
-        yield f"{layer.key.form}{dense.kv_heads_per(layer.key)}", layer.key.size
-    if layer.value != whole.value:
-        yield f"value{dense.kv_heads_per(layer.value)}", layer.value.size
-    if layer.intermediate_size != whole.intermediate_size:
-        yield "width", layer.intermediate_size
-    for linear, rank in layer.ranks.items():
-        yield f"rank.{linear}", rank
+def with_fp8_keys(losses: Losses) -> Losses:
+    """The losses where keys are cached in FP8: each curve of keys has what rounding costs on top.
+
+    A rounded key has an error in proportion to its size, and the loss of a size of 0 is what keys
+    as large as they are would cost. Biases make some keys hundreds of times as large as what tells
+    tokens apart (Qwen2). A latent holds what is common to all keys in one element of nearly 1 for
+    every token, which is rounded to exactly 1, so that only the other elements count.
+
+    Args:
+        losses: Of every layer, without a loss of the cache.
+    """
+    return [
+        {name: curve + _of_rounding(name, curve) for name, curve in layer.items()}
+        for layer in losses
+    ]
+
+
+def _of_rounding(name: str, curve: Curve) -> Curve:
+    match component_of(name):
+        case "rotary":
+            cost = _E4M3_ERROR * (curve[0] - curve)
+        case "latent":
+            cost = _E4M3_ERROR * np.maximum(curve[1] - curve, 0.0)
+        case _:
+            cost = np.zeros_like(curve)
+    return np.where(cost < _MIN_ROUNDING, 0.0, cost)
+
+
+def loss_of(dense: ModelLayout, layers: Sequence[LayerLayout], losses: Losses) -> float:
+    """The expected loss of a plan's `layers`, in nats per token."""
+    return math.fsum(
+        float(of[name][dim])
+        for of, layer in zip(losses, layers, strict=True)
+        for name, dim in _dims(dense, layer, of)
+    )
+
+
+def _dims(
+    dense: ModelLayout, layer: LayerLayout, curves: Mapping[str, Curve]
+) -> Iterator[tuple[str, int]]:
+    """The dims of `layer`, each with the name of its curve, of those that have curves."""
+    dims = {
+        f"{layer.key.form}{dense.kv_heads_per(layer.key)}": layer.key.size,
+        f"value{dense.kv_heads_per(layer.value)}": layer.value.size,
+        "width": layer.intermediate_size,
+        **{f"rank.{linear}": rank for linear, rank in layer.ranks.items()},
+    }
+    yield from ((name, dim) for name, dim in dims.items() if name in curves)
 
 
 def _scales(probed: NDArray[np.float64], whole: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -16,7 +16,13 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import METHODS, LayerSection
 from vllm_gac.planning.expected_loss import interval
 from vllm_gac.planning.like import OtherPlan, implied_losses, read_other, request_from_reference
-from vllm_gac.planning.losses import Losses, loss_by_sequence, read_losses
+from vllm_gac.planning.losses import (
+    Losses,
+    loss_by_sequence,
+    loss_of,
+    read_losses,
+    with_fp8_keys,
+)
 from vllm_gac.planning.plan_file import Plan, PlanBudget, planned_layout
 from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.problem import Problem, Problems, Solution
@@ -107,8 +113,16 @@ def measured_plan(
     notes = {"calibration": calibration}
     if other is not None:
         problems, notes = Problems(model, other.layout.layers), notes | other.notes
-    found = best_plan(model, losses, request, notes, problems=problems)
+    fp8 = request.types.cache == "fp8"
+    served = with_fp8_keys(losses) if fp8 else losses
+    found = best_plan(model, served, request, notes, problems=problems)
     layers = planned_layout(model, found).layers
+    if fp8:  # what is expected is what evaluation measures, without a quantized cache
+        lost = loss_of(model.layout, layers, losses)
+        rounding = {"fp8_keys_loss": round(loss_of(model.layout, layers, served) - lost, 6)}
+        found = found.model_copy(
+            update={"expected_loss": round(lost, 6), "notes": found.notes | rounding}
+        )
     each = loss_by_sequence(stats, model.layout, measured, layers, losses)
     if (ends := interval(each)) is None:
         return found
