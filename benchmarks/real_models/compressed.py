@@ -108,7 +108,11 @@ def facts(dense: Path, model: Path) -> dict[str, Any]:
     }
     plan = model / "plan.json"
     if plan.exists():
-        found["expected_loss"] = json.loads(plan.read_text()).get("expected_loss")
+        planned = json.loads(plan.read_text())
+        found["expected_loss"] = planned.get("expected_loss")
+        found["fp8_keys_loss"] = planned.get("notes", {}).get("fp8_keys_loss")
+        source = json.loads((model / "config.json").read_text())["gac"]["source"]
+        found["compress_measured"] = source.get("measured")
     return found
 
 

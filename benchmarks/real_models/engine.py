@@ -20,28 +20,38 @@ _TOKENS_EACH = 1152
 _BYTES = 2  # of an element of the cache, at most
 
 
+# Arguments of vLLM's LLM by the name of a precision: what is quantized to FP8 at the start.
+_WEIGHTS = {"quantization": "fp8_per_tensor"}
+_CACHE = {"kv_cache_dtype": "fp8"}
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "fp8": _WEIGHTS | _CACHE,
+    "fp8 weights": _WEIGHTS,
+    "fp8 cache": _CACHE,
+    "fp8, first cache bf16": _WEIGHTS | _CACHE | {"kv_cache_dtype_skip_layers": ["0"]},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Serving:
     """How a model is served.
 
     Attributes:
         compressed: Whether vllm-gac wrote it.
-        fp8: Whether weights and cache are quantized to FP8 at the start.
+        precision: Of PRECISIONS.
         own_attention: Whether a dense model has our attention.
     """
 
     compressed: bool = False
-    fp8: bool = False
+    precision: str = "bf16"
     own_attention: bool = False
 
     def options(self) -> dict[str, Any]:
         """Arguments of vLLM's LLM."""
-        options: dict[str, Any] = {"load_format": LOAD_FORMAT if self.compressed else "auto"}
-        if self.fp8:
-            options |= {"quantization": "fp8_per_tensor", "kv_cache_dtype": "fp8"}
+        options = {"load_format": LOAD_FORMAT if self.compressed else "auto"}
         if self.own_attention:
             options |= {"attention_backend": "GAC"}
-        return options
+        return options | PRECISIONS[self.precision]
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from vllm_gac.steps.evaluate.compare import Baseline
 from vllm_gac.steps.evaluate.perplexity import window_batches
 
 TEXTS = ("code", "prose", "answers")
-PRECISIONS = ("bf16", "fp8")
 _LENGTH, _ANSWER_TOKENS, _SEQUENCES = 1024, 700, 256
 # That an engine may take to start, and for an answer.
 _START_SECONDS, _SECONDS = 240, 300
@@ -42,8 +41,8 @@ class Measuring:
         texts: Where TEXT-held-out.jsonl.gz are.
         problems: HumanEval.jsonl.gz.
         out: The directory of rows.jsonl and completions.jsonl.
-        precisions: That models are served in.
-        max_tokens: Of each text.
+        precisions: That models are served in, of PRECISIONS.
+        max_tokens: Of each text. 0: only what is served is measured.
         count: How many problems of HumanEval.
         windows: How many windows of answers the engine is checked on; 0 for none.
         keep: Whether models stay in `making.work`.
@@ -54,7 +53,7 @@ class Measuring:
     texts: Path
     problems: Path
     out: Path
-    precisions: Sequence[str] = PRECISIONS
+    precisions: Sequence[str] = ("bf16", "fp8")
     max_tokens: int = 65_536
     count: int = 164
     windows: int = 50
@@ -64,16 +63,20 @@ class Measuring:
     def measure(self, names: Sequence[str]) -> None:
         """Measure rows of ROWS by their names, in turn."""
         self.making.work.mkdir(parents=True, exist_ok=True)
-        baselines = {
-            text: Baseline(
-                self.making.model,
-                [self.texts / f"{text}-held-out.jsonl.gz"],
-                sequence_length=_LENGTH,
-                max_tokens=self.max_tokens,
-                device=self.making.device,
-            )
-            for text in TEXTS
-        }
+        baselines = (
+            {}
+            if not self.max_tokens
+            else {
+                text: Baseline(
+                    self.making.model,
+                    [self.texts / f"{text}-held-out.jsonl.gz"],
+                    sequence_length=_LENGTH,
+                    max_tokens=self.max_tokens,
+                    device=self.making.device,
+                )
+                for text in TEXTS
+            }
+        )
         for name in names:
             self._row(name, baselines)
 
@@ -100,10 +103,10 @@ class Measuring:
         problems = read_problems(self.problems)[: self.count]
         how = Serving(
             compressed=ROWS[name].compressed,
-            fp8=precision == "fp8",
+            precision=precision,
             own_attention=name == OWN_ATTENTION,
         )
-        log = self.out / "logs" / f"{directory_name(name)}-{precision}.log"
+        log = self.out / "logs" / f"{directory_name(f'{name}-{precision}')}.log"
         tokens, scores = self.checked_windows(directory) if self.windows else [], []
         begun = time.monotonic()
         sequences = min(_SEQUENCES, max(len(problems), 1))

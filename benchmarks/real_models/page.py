@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.json_lines import lines_of
+from benchmarks.real_models.engine import PRECISIONS
 from benchmarks.real_models.human_eval import paired
-from benchmarks.real_models.measure import PRECISIONS, TEXTS
+from benchmarks.real_models.measure import TEXTS
 from benchmarks.real_models.rows import DENSE
 
 COLUMNS = {
@@ -15,12 +16,13 @@ COLUMNS = {
     "parameters": "parameters kept",
     "kv": "KV cache kept",
     "expected_loss": "expected loss, nats a token",
+    "fp8_keys_loss": "expected loss of keys in FP8, nats a token",
     **{f"{text}_ratio": f"{text}: perplexity over dense" for text in TEXTS},
     **{f"{text}_interval": f"{text}: 95 % interval" for text in TEXTS},
     **{f"{text}_divergence": f"{text}: divergence, nats a token" for text in TEXTS},
     **{f"{text}_agreement": f"{text}: first choice agrees" for text in TEXTS},
     **{f"{p}_pass": f"HumanEval, {p}" for p in PRECISIONS},
-    **{f"{p}_points": f"points over dense in {p}" for p in PRECISIONS},
+    **{f"{p}_points": f"points over dense in bf16, {p}" for p in PRECISIONS},
     **{f"{p}_interval": f"95 % interval of them, {p}" for p in PRECISIONS},
     **{f"{p}_served": f"engine over reference, nats a token, {p}" for p in PRECISIONS},
 }
@@ -60,7 +62,7 @@ def write_result(directories: Sequence[Path], out: Path) -> None:
 def _row(
     name: str, of: Mapping[str, Mapping[str, Any]], dense: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    row = {"row": name, **{key: of.get("model", {}).get(key) for key in list(COLUMNS)[1:4]}}
+    row = {"row": name, **{key: of.get("model", {}).get(key) for key in list(COLUMNS)[1:5]}}
     for text in TEXTS:
         if text in of:
             row |= {f"{text}_{what}": of[text][what] for what in _OF_A_TEXT}
@@ -72,8 +74,8 @@ def _row(
         if "as_served" in found:
             served = found["as_served"]
             row[f"{precision}_served"] = served["loss"] - served["reference_loss"]
-        if precision in dense:
-            both = ([each == "1" for each in one["passed"]] for one in (found, dense[precision]))
+        if "bf16" in dense:
+            both = ([each == "1" for each in one["passed"]] for one in (found, dense["bf16"]))
             difference = paired(*both)
             row[f"{precision}_points"] = difference["points"]
             row[f"{precision}_interval"] = difference["interval"]

@@ -39,7 +39,7 @@ def measure_speed(
         sequences: How many at once.
         prompt: Tokens of each prompt.
         output: Tokens of each answer.
-        precisions: "bf16" or "fp8".
+        precisions: Of engine.PRECISIONS.
         memory: vLLM's --gpu-memory-utilization.
         commit: Of the sources, where they came without .git.
     """
@@ -50,7 +50,7 @@ def measure_speed(
             try:
                 how = Serving(
                     compressed=name not in (DENSE, OWN_ATTENTION),
-                    fp8=precision == "fp8",
+                    precision=precision,
                     own_attention=name == OWN_ATTENTION,
                 )
                 line |= _measured(directory, how, out, sequences, prompt, output, memory)

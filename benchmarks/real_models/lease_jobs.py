@@ -1,4 +1,4 @@
-"""Prints the jobs of the first lease: the rows of a 1.5B on four GPUs, in the order of their worth.
+"""Prints the jobs of a lease: the rows of a 1.5B on two GPUs, in the order of their worth.
 
 lease.sh runs them, and has the variables.
 """
@@ -8,11 +8,11 @@ import os
 from typing import Any
 
 from benchmarks.real_models.compressed import directory_name
-from benchmarks.real_models.rows import HEALED
+from benchmarks.real_models.rows import HEALED, OWN_ATTENTION
 
 _MEASURE = (
     "$R measure $MODEL $RESULTS --texts $TEXTS --problems $PROBLEMS --stats $STATS --work $WORK "
-    "--keep --commit $COMMIT --max-tokens 49152 --seconds 480 --heal-tokens 2500000 "
+    "--keep --commit $COMMIT --max-tokens 24576 --seconds 600 --heal-tokens $HEAL "
     "--device $DEVICE"
 )
 # Where there are no answers, the code alone. A run that was stopped goes on.
@@ -22,28 +22,12 @@ _CALIBRATE = (
     "--out $STATS --device $DEVICE --quiet $CALIBRATE"
 )
 _ANSWERS = "$R answers $MODEL $TEXTS --problems $PROBLEMS --prompts $PROMPTS"
-# With how many windows the engine is checked.
-_ROWS = {
-    "KV .5": 50,
-    "KV .75": 0,
-    "all methods .9, KV .75": 50,
-    "all methods .8, KV .5": 0,
-    "low rank .9": 50,
-    "KV .5, rotary": 0,
-    "KV .5, latent": 0,
-    "low rank .8": 0,
-}
-# Healed as soon as the model that is not is there.
-_HEALED = ("KV .5", "all methods .9, KV .75", "all methods .8, KV .5", "KV .75")
-_MORE_ROWS = (
-    "values alone, KV .75",
-    "rotary keys alone, KV .75",
-    "latent keys alone, KV .75",
-    "merged values alone, KV .75",
-    "heads + MLP .9, KV .75",
-    "heads + MLP .95, KV .75",
-    "KV .85",
-)
+# What of the dense model loses in FP8; no text is measured.
+_APART = ("fp8 weights", "fp8 cache", "fp8, first cache bf16")
+_SERVED = "--max-tokens 0"
+# Each of them is healed, too.
+_ROWS = ("KV .5", "all methods .8, KV .5", "KV .75", "all methods .9, KV .75")
+_MORE_ROWS = ("KV .85", "heads + MLP .9, KV .75")
 
 
 def _job(name: str, command: str, expected: float, *needs: str, **more: Any) -> dict[str, Any]:
@@ -58,9 +42,14 @@ def _job(name: str, command: str, expected: float, *needs: str, **more: Any) -> 
     }
 
 
-def _row(row: str, windows: int, expected: float, *needs: str) -> dict[str, Any]:
-    command = f'{_MEASURE} --rows "{row}" --windows {windows} $MEASURE'
-    return _job(directory_name(row), command, expected, *needs)
+def _rows(
+    rows: tuple[str, ...], precisions: tuple[str, ...], expected: float, *needs: str, more: str = ""
+) -> dict[str, Any]:
+    """A job that measures rows in turn. `more` tells its name and options from another one's."""
+    names = " ".join(f'"{row}"' for row in rows)
+    how = " ".join(f'"{precision}"' for precision in precisions)
+    command = f"{_MEASURE} --rows {names} --windows 0 --precisions {how} $MEASURE {more}"
+    return _job(directory_name(rows[0] + more), command, expected, *needs)
 
 
 def main() -> None:
@@ -74,12 +63,12 @@ def main() -> None:
             gpu=False,
         ),
         _job("answers", f"{_ANSWERS} || {_ANSWERS} || true", 110, "texts", "model"),
-        _job("calibrate", f"{_CALIBRATE} || {_CALIBRATE}", 190, "answers"),
-        _row("dense", 50, 200, "answers"),
-        _row("dense, our attention", 50, 130, "answers"),
-        *(_row(row, windows, 330, "calibrate") for row, windows in _ROWS.items()),
-        *(_row(row + HEALED, 0, 420, directory_name(row)) for row in _HEALED),
-        *(_row(row, 0, 330, "calibrate") for row in _MORE_ROWS),
+        _rows(("dense",), _APART, 200, "model", more=_SERVED),
+        _rows((OWN_ATTENTION,), ("fp8", _APART[-1]), 150, "model", more=_SERVED),
+        _job("calibrate", f"{_CALIBRATE} || {_CALIBRATE}", 200, "answers"),
+        _rows(("dense",), ("bf16", "fp8"), 200, "answers"),
+        *(_rows((row, row + HEALED), ("fp8",), 600, "calibrate") for row in _ROWS),
+        *(_rows((row,), ("fp8",), 330, "calibrate") for row in _MORE_ROWS),
     ]
     print(json.dumps(jobs, indent=1))
 
