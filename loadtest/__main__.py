@@ -58,13 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--gpu-price", type=float, help="price of a GPU for an hour, for the cost")
     report.add_argument("--slo-ttft", type=float, help="seconds (default: the scenario's)")
     report.add_argument("--slo-tpot", type=float, help="seconds (default: the scenario's)")
-    report.add_argument(
-        "--ideal",
-        action="append",
-        default=[],
-        metavar="LABEL:PHASE=RATIO",
-        help="ideal speedup over the baseline; PHASE is prefill or decode",
-    )
     _add_fail_on(report)
     report.set_defaults(step=_report)
 
@@ -175,7 +168,6 @@ def _report(options: argparse.Namespace) -> None:
             gpu_price=options.gpu_price,
             slo_ttft=options.slo_ttft,
             slo_tpot=options.slo_tpot,
-            ideal=tuple(options.ideal),
             margin=options.margin,
             these_starts=options.these_starts,
         ),

@@ -199,14 +199,7 @@ def _report(
     """Write the report, without what is of servers that have no run yet."""
     labels = {read_info(run)["label"] for run in runs}
     against = comparison.baseline if comparison.baseline in labels else None
-    ideals = [text for text in comparison.ideal if text.rpartition(":")[0] in labels]
-    options = ReportOptions(
-        comparison.title,
-        against,
-        ideal=tuple(ideals if against else ()),
-        gpu_price=comparison.gpu_price,
-        **gate,
-    )
+    options = ReportOptions(comparison.title, against, gpu_price=comparison.gpu_price, **gate)
     write_report(runs, out, options)
 
 

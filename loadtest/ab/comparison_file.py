@@ -7,7 +7,6 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from loadtest.errors import LoadTestError
-from loadtest.report.comparison import parse_ideals
 from loadtest.runs.access import request_headers, tls_context
 from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.scenario import find_scenario, load_scenario
@@ -95,7 +94,7 @@ class Traffic(_Strict):
 
 
 class Comparison(_Strict):
-    """An A/B file. `ideal` and `gpu_price` are as in `report`.
+    """An A/B file. `gpu_price` is as in `report`.
 
     `warmup` seconds of traffic go to each server when it has started, and do not count. With
     `at_once`, servers that are up together also start at the same time. vLLM's must then be told
@@ -115,7 +114,6 @@ class Comparison(_Strict):
     port: Annotated[int, Field(strict=True, ge=1024, le=65000)] = 8100
     patience: Seconds = 900.0
     drain: Seconds = 120.0
-    ideal: list[str] = Field(default_factory=list)
     gpu_price: Annotated[float, Field(gt=0)] | None = None
 
     @property
@@ -152,16 +150,10 @@ def load_comparison(path: Path) -> Comparison:
     for server in comparison.servers:
         _check_server(path, server)
     try:
-        ideals = parse_ideals(comparison.ideal)
         for traffic in comparison.traffic:
             load_scenario(find_scenario(traffic.scenario))
     except LoadTestError as error:
         raise LoadTestError(f"{path}: {error}") from error
-    for label, _ in ideals:
-        if label not in labels:
-            raise LoadTestError(
-                f"{path}: ideal: no server {label!r}; there are {', '.join(labels)}"
-            )
     for traffic in comparison.traffic:
         if traffic.rates != sorted(set(traffic.rates)):
             raise LoadTestError(f"{path}: rates of {traffic.scenario} must ascend")

@@ -1,11 +1,6 @@
-"""One server against another under the same schedules: speedups, and the part of the ideal reached.
+"""One server against another under the same schedules: speedups, and what else differs."""
 
-realized fraction = (measured speedup - 1) / (ideal speedup - 1): 1 is all that the smaller model
-promises, 0 is no speedup, and below 0 the smaller model is slower. Prefill is judged by the median
-TTFT, decode by the median TPOT.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +9,6 @@ from loadtest.errors import LoadTestError
 from loadtest.report.intervals import Estimate, Ints, ratio, ratio_of_totals
 from loadtest.report.summary import MEASURES, PERCENTS, PooledRuns, amounts
 
-PHASES = {"prefill": "ttft", "decode": "tpot"}
 # Starts of one server differ by more than its runs do: two tell nothing of how much.
 ENOUGH_STARTS = 3
 _SAME_LENGTH = 0.01
@@ -30,7 +24,6 @@ class Comparison:
         answered: of the share of requests that did not fail.
         energy: of output tokens within the SLO per joule; NaN if it was not measured.
         length: how many tokens an answer of `label` has for each one of the baseline's.
-        ideal, realized: by phase.
         paired: how many repeats had the same schedule. 0: the servers had different ones, and what
             their traffic differs in by chance is in the intervals.
         left_out: how many runs have no partner under the same schedule.
@@ -46,8 +39,6 @@ class Comparison:
     answered: Estimate
     energy: Estimate
     length: float
-    ideal: dict[str, float]
-    realized: dict[str, Estimate]
     paired: int
     left_out: int
     starts: int
@@ -58,46 +49,20 @@ class Comparison:
         return not abs(self.length - 1) > _SAME_LENGTH
 
 
-def parse_ideals(texts: Sequence[str]) -> dict[tuple[str, str], float]:
-    """["gac:decode=1.33"] -> {("gac", "decode"): 1.33}; LoadTestError for anything else."""
-    ideals = {}
-    for text in texts:
-        left, _, number = text.partition("=")
-        label, _, phase = left.rpartition(":")
-        try:
-            ratio = float(number)
-        except ValueError:
-            ratio = 0.0
-        if not label or phase not in PHASES or not 1.0 < ratio < 1000:
-            raise LoadTestError(
-                f"--ideal {text!r}: expected LABEL:PHASE=RATIO with PHASE of "
-                f"{', '.join(PHASES)} and RATIO above 1, such as gac:decode=1.33"
-            )
-        ideals[label, phase] = ratio
-    return ideals
-
-
-def compare(
-    groups: Sequence[PooledRuns], baseline: str, ideals: Mapping[tuple[str, str], float]
-) -> list[Comparison]:
+def compare(groups: Sequence[PooledRuns], baseline: str) -> list[Comparison]:
     """Every group against the baseline's group of the same traffic and rate."""
     base = {(group.traffic, group.rate): group for group in groups if group.label == baseline}
     if not base:
         labels = sorted({group.label for group in groups})
         raise LoadTestError(f"no runs of baseline {baseline!r}; there are {', '.join(labels)}")
-    unknown = {label for label, _ in ideals} - {group.label for group in groups}
-    if unknown:
-        raise LoadTestError(f"--ideal names {sorted(unknown)[0]!r}, of which there are no runs")
     return [
-        _compare(base[group.traffic, group.rate], group, ideals)
+        _compare(base[group.traffic, group.rate], group)
         for group in groups
         if group.label != baseline and (group.traffic, group.rate) in base
     ]
 
 
-def _compare(
-    base: PooledRuns, other: PooledRuns, ideals: Mapping[tuple[str, str], float]
-) -> Comparison:
+def _compare(base: PooledRuns, other: PooledRuns) -> Comparison:
     pairs = _pairs(base, other)
     kept = [sorted({pair[side] for pair in pairs}) for side in (0, 1)]
     if not pairs:
@@ -119,27 +84,16 @@ def _compare(
         mine, theirs = (two[name], two[per]), (one[name], one[per])
         return ratio_of_totals(mine, theirs, units[::-1], paired)
 
-    speedups = {measure: {p: speedup(measure, p) for p in PERCENTS} for measure in MEASURES}
-    ideal = {
-        phase: ideals[other.label, phase] for phase in PHASES if (other.label, phase) in ideals
-    }
-    realized = {}
-    for phase, best in ideal.items():
-        e = speedups[PHASES[phase]][50.0]
-        parts = ((number - 1) / (best - 1) for number in (e.value, e.low, e.high))
-        realized[phase] = Estimate(*parts)
     return Comparison(
         label=other.label,
         baseline=base.label,
         traffic=other.traffic,
         rate=other.rate,
-        speedup=speedups,
+        speedup={m: {p: speedup(m, p) for p in PERCENTS} for m in MEASURES},
         goodput=gain("good", "seconds"),
         answered=gain("answered", "due"),
         energy=gain("good tokens", "joules"),
         length=other.answered_length / base.answered_length,
-        ideal=ideal,
-        realized=realized,
         paired=len(pairs),
         left_out=len(base.runs) + len(other.runs) - sum(map(len, kept)),
         starts=starts,

@@ -17,7 +17,7 @@ import jinja2
 from loadtest.errors import LoadTestError
 from loadtest.report import plots
 from loadtest.report.capacity import GOOD_ENOUGH, Capacity, capacities
-from loadtest.report.comparison import ENOUGH_STARTS, Comparison, compare, parse_ideals
+from loadtest.report.comparison import ENOUGH_STARTS, Comparison, compare
 from loadtest.report.conclusion import conclusion, failures, judged
 from loadtest.report.gate import worse
 from loadtest.report.summary import (
@@ -44,8 +44,8 @@ _FROZEN = 0.1  # seconds
 class ReportOptions:
     """The options of the command line.
 
-    Times are in seconds; `ideal` is LABEL:PHASE=RATIO; `gpu_price` is that of one GPU for an hour.
-    `margin` and `these_starts` are as in gate.py.
+    Times are in seconds; `gpu_price` is that of one GPU for an hour. `margin` and `these_starts`
+    are as in gate.py.
     """
 
     title: str = "Load test"
@@ -54,7 +54,6 @@ class ReportOptions:
     cooldown: float = 0.0
     slo_ttft: float | None = None
     slo_tpot: float | None = None
-    ideal: tuple[str, ...] = ()
     gpu_price: float | None = None
     margin: float | None = None
     these_starts: bool = False
@@ -119,15 +118,11 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
     window = Window(options.warmup, options.cooldown)
     groups = group_runs(runs, window, options.slo_ttft, options.slo_tpot)
     summaries = [summarize(group, options.gpu_price) for group in groups]
-    ideals = parse_ideals(options.ideal)
-    if ideals and options.baseline is None:
-        raise LoadTestError("--ideal needs --baseline: speedup over which server?")
-    # Servers none of whose runs counts are no typing errors of the caller.
+    # A baseline none of whose runs counts is no typing error of the caller.
     gone = {run.info["label"] for run in left_out} - {group.label for group in groups}
-    ideals = {key: ratio for key, ratio in ideals.items() if key[0] not in gone}
     comparisons = []
     if options.baseline is not None and options.baseline not in gone:
-        comparisons = compare(groups, options.baseline, ideals)
+        comparisons = compare(groups, options.baseline)
     return Report(
         title=options.title,
         groups=groups,

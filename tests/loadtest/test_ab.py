@@ -46,7 +46,6 @@ processes: 2
 repeats: 2
 warmup: 1
 port: {port}
-ideal: ["fast:decode=2.0"]
 servers:
   - {{label: slow, model: mock, command: "{python} -m loadtest mock --port {{port}} --itl 0.04"}}
   - {{label: fast, model: mock, command: "{python} -m loadtest mock --port {{port}} --itl 0.02"}}
@@ -103,8 +102,6 @@ def test_shipped_comparisons_are_right(path: Path) -> None:
         ),
         (TEXT + REMOTE.format("url: 'http://h', environment: {{A: b}}"), "environment is of a com"),
         (TEXT.replace("--itl 0.02", "'"), "fast: cannot be read as a shell does"),
-        (TEXT.replace('["fast:', '["quick:'), "no server 'quick'; there are slow, fast"),
-        (TEXT.replace('["fast:decode=2.0"]', '["x"]'), "--ideal 'x': expected LABEL:PHASE=RATIO"),
         (TEXT.replace("duration: 2", "duration: 1e12"), "less than or equal to 604800"),
     ],
 )
