@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 import shlex
 import threading
 import time
@@ -19,17 +18,8 @@ from loadtest.ab.staircase import Step, split_into_runs
 from loadtest.client.command import FAILED, HEADERS, INVALID, STOP, client_command
 from loadtest.errors import LoadTestError
 from loadtest.runs.run import read_info
-from loadtest.runs.server_metrics import (
-    Metrics,
-    facts,
-    gpu_joules,
-    gpu_memory_mib,
-    scrape,
-    write_facts,
-)
+from loadtest.runs.server_metrics import Metrics, facts, scrape, write_facts
 from loadtest.runs.target import Target
-
-_ELSEWHERE = "elsewhere"  # GPUs that this machine does not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +133,17 @@ def climb(
     of the staircase fails.
     """
     directory = out / "staircases" / f"{name}-{staircase.name}"
-    scraped: list[_Reading] = []
+    scraped: list[Metrics] = []
     begins = [step.begin for step in staircase.steps]
-    target, gpus = _target(comparison, server), _visible_gpus(server)
-    ended = threading.Event()
+    target, ended = _target(comparison, server), threading.Event()
     scraper = threading.Thread(
-        target=_scrape_at, args=(target, gpus, directory, begins, scraped, ended), daemon=True
+        target=_scrape_at, args=(target, directory, begins, scraped, ended), daemon=True
     )
     scraper.start()
     stopped = _locust(comparison, server, running, staircase.schedule, directory)
     ended.set()
     scraper.join()
-    scraped.append(_Reading.now(target, gpus))
+    scraped.append(scrape(target))
     runs = [out / "runs" / f"{name}-{step}" for step in staircase.names]
     about = {
         "server_command": _command(comparison, server),
@@ -164,46 +153,17 @@ def climb(
     }
     runs = split_into_runs(directory, staircase.steps, runs, about, stopped)
     for run, (before, after) in zip(runs, pairwise(scraped), strict=stopped == math.inf):
-        found = facts(before.metrics, after.metrics)
-        if before.joules is not None and after.joules is not None:
-            found["watts"] = (after.joules - before.joules) / (after.at - before.at)
-        # The memory of servers that are up together cannot be told apart.
-        if not (comparison.together or server.url) and (memory := gpu_memory_mib(gpus)) is not None:
-            found["gpu_memory_mib"] = memory
-        write_facts(found, run)
+        write_facts(facts(before, after), run)
     if stopped < math.inf:
         raise KeyboardInterrupt
     return runs
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """What a server and its GPUs say at a moment."""
-
-    at: float
-    metrics: Metrics
-    joules: float | None
-
-    @classmethod
-    def now(cls, target: Target, gpus: str | None) -> "_Reading":
-        joules = None if gpus == _ELSEWHERE else gpu_joules(gpus)
-        return cls(time.monotonic(), scrape(target), joules)
-
-
-def _visible_gpus(server: Server) -> str | None:
-    """The GPUs that the server may use, as CUDA_VISIBLE_DEVICES names them; None: all."""
-    if server.url:
-        return _ELSEWHERE
-    name = "CUDA_VISIBLE_DEVICES"
-    return server.environment.get(name, os.environ.get(name))
-
-
 def _scrape_at(
     target: Target,
-    gpus: str | None,
     directory: Path,
     begins: Sequence[float],
-    scraped: list[_Reading],
+    scraped: list[Metrics],
     ended: threading.Event,
 ) -> None:
     """Scrape when each step begins. The client writes into run.json when the first step begins."""
@@ -216,7 +176,7 @@ def _scrape_at(
     for begin in begins:
         if ended.wait(max((start or 0.0) + begin - time.time(), 0.0)):
             return
-        scraped.append(_Reading.now(target, gpus))
+        scraped.append(scrape(target))
 
 
 def _options(server: Server) -> list[str]:

@@ -8,7 +8,6 @@ some 370 without a failure, more where failures come in clusters. At a few reque
 single run has that many, and a search that tests higher rates first still adds them up.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from loadtest.report.summary import PooledRuns, group_runs
 from loadtest.runs.run import Run
 
 GOOD_ENOUGH = 0.99
-_MAX_STEPS = 20  # that are looked ahead
 # Simulated: nearer to the capacity, a missing limit takes many more requests than it is worth.
 _ASIDE = 1.25
 
@@ -34,21 +32,11 @@ class AtRate:
         rate: requests per second.
         kept_slo: 1.0 for each request that kept the SLO, 0.0 for the others.
         blocks: how many blocks of time there are.
-        seconds: how long one run at this rate is.
     """
 
     rate: float
     kept_slo: Samples
     blocks: int
-    seconds: float
-
-    @classmethod
-    def made_up(cls, rate: float, seconds: float, bad: float) -> "AtRate":
-        """A test in which the share `bad` of the requests do not keep the SLO."""
-        count = max(round(rate * seconds), 1)
-        kept = (np.arange(count) >= bad * count).astype(np.float64)
-        blocks = max(round(seconds / 20), 1)
-        return cls(rate, Samples(kept, np.arange(count) % blocks), blocks, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +49,6 @@ class Capacity:
         tested: the rates, ascending.
         seems: the highest rate that seems good, 0 if none does, and the lowest one that seems bad,
             inf if none does.
-        more: what one more step would buy, in words.
     """
 
     label: str
@@ -69,7 +56,6 @@ class Capacity:
     rate: Estimate
     tested: tuple[float, ...]
     seems: tuple[float, float]
-    more: str = ""
 
     @property
     def half_width(self) -> float:
@@ -108,10 +94,9 @@ def capacities(groups: Sequence[PooledRuns]) -> list[Capacity]:
     """The capacity of each server for each kind of traffic."""
     rows: dict[tuple[str, str], list[AtRate]] = {}
     for group in groups:
-        seconds = group.seconds / len(group.runs)
-        row = AtRate(group.rate, group.kept_slo, group.blocks, seconds)
+        row = AtRate(group.rate, group.kept_slo, group.blocks)
         rows.setdefault((group.label, group.traffic), []).append(row)
-    return [_with_more(label, traffic, found) for (label, traffic), found in rows.items()]
+    return [capacity(label, traffic, found) for (label, traffic), found in rows.items()]
 
 
 def search(
@@ -179,36 +164,13 @@ def _together(rows: Sequence[AtRate]) -> AtRate:
     values = np.concatenate([row.kept_slo.values for row in rows])
     numbers = [row.kept_slo.blocks + first for row, first in zip(rows, before, strict=False)]
     kept_slo = Samples(values, np.concatenate(numbers))
-    return AtRate(rows[0].rate, kept_slo, int(before[-1]), rows[0].seconds)
+    return AtRate(rows[0].rate, kept_slo, int(before[-1]))
 
 
 def _share(rows: Sequence[AtRate]) -> Estimate:
     """The share of requests at all these rates that kept the SLO."""
     one = _together(rows)
     return proportion(one.kept_slo, one.blocks)
-
-
-def _with_more(label: str, traffic: str, rows: Sequence[AtRate]) -> Capacity:
-    """The capacity, and what another step would make of it."""
-    now = capacity(label, traffic, rows)
-    rate, seconds = now.next_rate, max(row.seconds for row in rows)
-    said = []
-    for bad, name in ((0.0, "if all keep the SLO"), (0.05, "if 5 % do not")):
-        steps, then = _until_it_tells(now, rows, AtRate.made_up(rate, seconds, bad))
-        if then.rate != now.rate:
-            said.append(f"{_limits(then.rate)} {name}{f' in {steps} steps' * (steps > 1)}")
-    text = f"{seconds:.0f} s at {rate:g}/s: {' and '.join(said)}" if said else ""
-    return dataclasses.replace(now, more=text)
-
-
-def _until_it_tells(now: Capacity, rows: Sequence[AtRate], step: AtRate) -> tuple[int, Capacity]:
-    """How many such steps change the limits, and to what."""
-    steps, then = 0, now
-    while then.rate == now.rate and steps < _MAX_STEPS:
-        steps += 1
-        rows = [*rows, step]
-        then = capacity(now.label, now.traffic, rows)
-    return steps, then
 
 
 def _crossing(rates: Floats, bad: Floats) -> float:
@@ -219,12 +181,6 @@ def _crossing(rates: Floats, bad: Floats) -> float:
     after = int(np.argmax(bad > allowed))
     part = (allowed - bad[after - 1]) / (bad[after] - bad[after - 1])
     return float(math.exp(rates[after - 1] + part * (rates[after] - rates[after - 1])))
-
-
-def _limits(rate: Estimate) -> str:
-    if rate.low == 0:
-        return f"below {rate.high:.3g}"
-    return f"{rate.low:.3g} to {rate.high:.3g}" if rate.high < math.inf else f"above {rate.low:.3g}"
 
 
 def _round(rate: float) -> float:

@@ -22,7 +22,6 @@ class Comparison:
         speedup: of latencies, by measure and percentile.
         goodput: of requests per second that kept the SLO.
         answered: of the share of requests that did not fail.
-        energy: of output tokens within the SLO per joule; NaN if it was not measured.
         length: how many tokens an answer of `label` has for each one of the baseline's.
         paired: how many repeats had the same schedule. 0: the servers had different ones, and what
             their traffic differs in by chance is in the intervals.
@@ -37,7 +36,6 @@ class Comparison:
     speedup: dict[str, dict[float, Estimate]]
     goodput: Estimate
     answered: Estimate
-    energy: Estimate
     length: float
     paired: int
     left_out: int
@@ -92,7 +90,6 @@ def _compare(base: PooledRuns, other: PooledRuns) -> Comparison:
         speedup={m: {p: speedup(m, p) for p in PERCENTS} for m in MEASURES},
         goodput=gain("good", "seconds"),
         answered=gain("answered", "due"),
-        energy=gain("good tokens", "joules"),
         length=other.answered_length / base.answered_length,
         paired=len(pairs),
         left_out=len(base.runs) + len(other.runs) - sum(map(len, kept)),

@@ -116,8 +116,6 @@ def ratios(comparisons: Sequence[Comparison]) -> dict[str, dict[float, Estimate]
         found.setdefault("answered requests", {})[c.rate] = c.answered
         if c.same_length:
             found.setdefault("goodput", {})[c.rate] = c.goodput
-            if not math.isnan(c.energy.value):
-                found.setdefault("energy per good token", {})[c.rate] = c.energy
     return found
 
 

@@ -1,4 +1,4 @@
-"""The report's plots as inline SVG: ratios, latency CDFs, latency over rate."""
+"""The report's plots as inline SVG: ratios, and latency over rate."""
 
 import io
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from loadtest.report.comparison import Comparison
-from loadtest.report.intervals import Floats
 from loadtest.report.summary import PooledRuns, Summary
 
 # Okabe and Ito's colours. Colour-blind readers can tell them apart, also in print.
@@ -31,7 +30,6 @@ _STYLE: Any = {
     "axes.titleweight": "bold",
 }
 _RATIOS = (("ttft", 50.0), ("ttft", 99.0), ("tpot", 50.0), ("tpot", 99.0))
-_NAMES = {"ttft": "Time to first token", "itl": "Inter-token latency", "e2e": "Whole answer"}
 
 
 def ratio_whiskers(comparisons: Sequence[Comparison], labels: Sequence[str]) -> str:
@@ -69,32 +67,6 @@ def ratio_whiskers(comparisons: Sequence[Comparison], labels: Sequence[str]) -> 
             row[0].plot([], [], "o", color=colour, label=label)
         if len(servers) > 1:
             figure.legend(frameon=False, loc="outside lower center", ncols=len(servers))
-        return _svg(figure)
-
-
-def latency_cdfs(groups: Sequence[PooledRuns], labels: Sequence[str]) -> str:
-    """The fraction of tokens or requests that are served within a time, for groups of one rate."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(10.5, 3.1), layout="constrained")
-        for axes, (measure, name) in zip(_row(figure, 3), _NAMES.items(), strict=True):
-            for group in groups:
-                values = np.sort(group.samples[measure].values) * 1e3
-                shares = np.arange(1, len(values) + 1) / max(len(values), 1)
-                finite = np.isfinite(values)
-                values, shares = values[finite], shares[finite]
-                if len(values):
-                    values, shares = _thin(values, shares)
-                    colour = _colour(group, labels)
-                    axes.step(values, shares, where="post", color=colour, label=group.label)
-            axes.set(title=name, xlabel="milliseconds (log)", xscale="log", ylim=(0, 1.02))
-            _show_the_middle(axes, [group.samples[measure].values * 1e3 for group in groups])
-            slo = groups[0].slo.ttft * 1e3
-            if measure == "ttft" and slo < axes.get_xlim()[1]:
-                axes.axvline(slo, color="#888", linestyle=":", label="SLO")
-            _plain_ticks(axes)
-        figure.axes[0].set_ylabel("fraction within")
-        if figure.axes[0].get_legend_handles_labels()[0]:
-            figure.axes[0].legend(frameon=False, loc="lower right")
         return _svg(figure)
 
 
@@ -136,46 +108,6 @@ def latency_over_rate(
         return _svg(figure)
 
 
-def goodput_over_rate(
-    groups: Sequence[PooledRuns], summaries: Sequence[Summary], labels: Sequence[str]
-) -> str:
-    """Goodput against the offered rate, and tokens/s per GPU against tokens/s of one user."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(10.5, 3.4), layout="constrained")
-        goodput, users = _row(figure, 2)
-        for label in labels:
-            mine = [(g, s) for g, s in zip(groups, summaries, strict=True) if g.label == label]
-            colour = _colour(mine[0][0], labels)
-            offered = [s.offered for _, s in mine]
-            goodput.plot(
-                offered, [s.goodput.value for _, s in mine], "o-", color=colour, label=label
-            )
-            goodput.fill_between(
-                offered,
-                [s.goodput.low for _, s in mine],
-                [s.goodput.high for _, s in mine],
-                color=colour,
-                alpha=0.15,
-                linewidth=0,
-            )
-            medians = np.array([s.latency["tpot"][50.0].value for _, s in mine])
-            # Where a proxy delivers whole answers at once, a median of 0 has no speed.
-            per_user = 1 / np.where(medians > 0, medians, np.nan)
-            per_gpu = [s.output_tokens_per_second.value / g.gpus for g, s in mine]
-            users.plot(per_user, per_gpu, "o-", color=colour)
-        most = max(s.offered for s in summaries)
-        goodput.plot([0, most], [0, most], ":", color="#888", label="all of them")
-        goodput.set(title="Goodput", xlabel="offered requests per second", ylabel="good per second")
-        goodput.set(xlim=(0, None), ylim=(0, None))
-        goodput.legend(frameon=False, loc="upper left")
-        users.set(
-            title="Output tokens: per GPU against per user",
-            xlabel="tokens per second of one user (1 / median TPOT)",
-            ylabel="tokens per second and GPU",
-        )
-        return _svg(figure)
-
-
 def _drawn(seconds: float) -> float:
     """Milliseconds; what is infinite is not drawn."""
     return seconds * 1e3 if np.isfinite(seconds) else np.nan
@@ -187,23 +119,6 @@ def _row(figure: Figure, count: int) -> list[Axes]:
 
 def _colour(group: PooledRuns, labels: Sequence[str]) -> str:
     return _COLOURS[list(labels).index(group.label) % len(_COLOURS)]
-
-
-def _thin(values: Floats, shares: Floats, points: int = 1500) -> tuple[Floats, Floats]:
-    """Reduce a curve to `points`: half a million would make an SVG of 30 MB that looks the same."""
-    if len(values) <= points:
-        return values, shares
-    keep = np.unique(np.linspace(0, len(values) - 1, points).astype(int))
-    return values[keep], shares[keep]
-
-
-def _show_the_middle(axes: Axes, samples: Sequence[Floats]) -> None:
-    """Limit the axis, so that a few outliers do not squeeze the other values into a corner."""
-    finite = [values[np.isfinite(values)] for values in samples]
-    ranges = [np.percentile(values, [1, 99.8]) for values in finite if len(values)]
-    if ranges:
-        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
-        axes.set_xlim(max(low, high / 1e4) / 1.1, high * 1.1)
 
 
 def _plain_ticks(axes: Axes, which: str = "x") -> None:

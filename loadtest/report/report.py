@@ -286,9 +286,7 @@ def _render(report: Report) -> str:
                 "rate": members[0].rate,
                 "traffic": members[0].runs[0].schedule.traffic,
                 "rows": rows,
-                "cdfs": plots.latency_cdfs(members, report.labels),
                 "errors": _errors(members),
-                "power": any(math.isfinite(summary.watts) for _, summary in rows),
             }
         )
     page: str = environment.get_template("report.html.j2").render(
@@ -308,8 +306,8 @@ def _render(report: Report) -> str:
     return page
 
 
-def _over_rate(report: Report) -> list[tuple[str, list[str], list[Capacity]]]:
-    """(traffic, plots, capacities) for each kind of traffic that was sent at more than one rate."""
+def _over_rate(report: Report) -> list[tuple[str, str, list[Capacity]]]:
+    """(traffic, plot, capacities) for each kind of traffic that was sent at more than one rate."""
     found = []
     for traffic in dict.fromkeys(group.traffic for group in report.groups):
         pairs = [
@@ -320,10 +318,7 @@ def _over_rate(report: Report) -> list[tuple[str, list[str], list[Capacity]]]:
         groups, summaries = [group for group, _ in pairs], [summary for _, summary in pairs]
         if len({group.rate for group in groups}) > 1:
             labels = [label for label in report.labels if label in {g.label for g in groups}]
-            drawn = [
-                plots.goodput_over_rate(groups, summaries, labels),
-                plots.latency_over_rate(groups, summaries, labels),
-            ]
+            drawn = plots.latency_over_rate(groups, summaries, labels)
             kept = [c for c in report.capacities if c.traffic == traffic]
             found.append((traffic, drawn, kept))
     return found
@@ -373,7 +368,6 @@ def _as_json(report: Report) -> dict[str, Any]:
                 "block_seconds": group.block,
                 "blocks": group.blocks,
                 **_plain(dataclasses.asdict(summary)),
-                "joules_per_good_token": _plain(summary.joules_per_good_token),
             }
             for group, summary in zip(report.groups, report.summaries, strict=True)
         ],

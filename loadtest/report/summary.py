@@ -159,7 +159,6 @@ class Summary:
         goodput: requests per second that kept the SLO.
         good_tokens_per_second: output tokens of those requests.
         tokens_per_event: output tokens per streamed event.
-        watts: mean power of all GPUs of the machine, if the server's runs have it.
         cost: of a million good output tokens, at the price that was given.
     """
 
@@ -176,14 +175,7 @@ class Summary:
     goodput: Estimate
     good_tokens_per_second: Estimate
     tokens_per_event: float
-    watts: float = math.nan
     cost: Estimate = field(default_factory=lambda: Estimate(math.nan, math.nan, math.nan))
-
-    @property
-    def joules_per_good_token(self) -> float:
-        """Energy per output token of a request that kept the SLO."""
-        good = self.good_tokens_per_second.value
-        return self.watts / good if good > 0 else math.nan
 
 
 def group_runs(
@@ -229,7 +221,6 @@ def summarize(group: PooledRuns, gpu_price: float | None = None) -> Summary:
     came = amounts(group)
     starts = group.block_starts
     rates = {name: rate(values, came["seconds"], starts) for name, values in came.items()}
-    watts = [run.server["watts"] for run in group.runs if "watts" in run.server]
     return Summary(
         latency={
             measure: {p: percentile(samples, p, group.blocks, starts) for p in PERCENTS}
@@ -250,7 +241,6 @@ def summarize(group: PooledRuns, gpu_price: float | None = None) -> Summary:
         goodput=rates["good"],
         good_tokens_per_second=rates["good tokens"],
         tokens_per_event=tokens_per_event(records),
-        watts=float(np.mean(watts)) if watts else math.nan,
         cost=_cost(rates["good tokens"], group.gpus, gpu_price),
     )
 
@@ -393,8 +383,6 @@ def amounts(group: PooledRuns) -> dict[str, Floats]:
     }
     found["seconds"] = group.block_lengths
     per_event = tokens_per_event(group.records)
-    watts = [run.server.get("watts", math.nan) for run in group.runs]
-    found["joules"] = np.repeat(watts, [own.count for own in group.run_blocks]) * found["seconds"]
     for index, (run, own) in enumerate(zip(group.runs, group.run_blocks, strict=True)):
         begin, end = group.windows[index]
         due = group.records_of(index)

@@ -1,16 +1,15 @@
-"""The server's own numbers of a run: differences of its /metrics, and the GPU memory in use.
+"""The server's own numbers of a run: differences of its /metrics.
 
 The metrics are vLLM's (vllm:...) and this project's (gac_...). A server without them gives no
 facts.
 """
 
 import json
-import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import Field, TypeAdapter, ValidationError
 
 from loadtest.errors import LoadTestError, faults
@@ -18,8 +17,6 @@ from loadtest.runs.access import get
 from loadtest.runs.target import Target
 from vllm_gac.checkpoint.atomic_files import write_text
 
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)$")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _FACTS = TypeAdapter(dict[str, Annotated[float, Field(allow_inf_nan=False)]])
 Metrics = Mapping[str, float]
 
@@ -39,21 +36,16 @@ def parse(text: str) -> dict[str, float]:
     `vllm:cache_config_info` has its numbers in labels; they become `kv_cache_tokens`.
     """
     metrics: dict[str, float] = {}
-    for line in text.splitlines():
-        match = _SAMPLE.match(line)
-        if line.startswith("#") or not match:
-            continue
-        name, labels, number = match.groups()
-        try:
-            metrics[name] = metrics.get(name, 0.0) + float(number)
-        except ValueError:
-            continue
-        if name == "vllm:cache_config_info":
-            config = dict(_LABEL.findall(labels or ""))
-            blocks, size = config.get("num_gpu_blocks", ""), config.get("block_size", "")
-            if blocks.isdigit() and size.isdigit():
-                tokens = metrics.get("kv_cache_tokens", 0.0)
-                metrics["kv_cache_tokens"] = tokens + int(blocks) * int(size)
+    try:
+        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    except ValueError:
+        return {}
+    for sample in samples:
+        metrics[sample.name] = metrics.get(sample.name, 0.0) + sample.value
+        blocks, size = (sample.labels.get(name, "") for name in ("num_gpu_blocks", "block_size"))
+        if sample.name == "vllm:cache_config_info" and blocks.isdigit() and size.isdigit():
+            tokens = metrics.get("kv_cache_tokens", 0.0)
+            metrics["kv_cache_tokens"] = tokens + int(blocks) * int(size)
     return metrics
 
 
@@ -83,50 +75,6 @@ def facts(before: Metrics, after: Metrics) -> dict[str, float]:
         if count > 0:
             found[fact] = _grown(before, after, top) / count
     return found
-
-
-def gpu_memory_mib(visible: str | None = None) -> float | None:
-    """Memory in use on this machine's GPUs in MiB, or None without a GPU.
-
-    `visible` is CUDA_VISIBLE_DEVICES: indices or UUIDs; None: all GPUs.
-    """
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    if visible is not None:
-        query += ["--id", visible]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-        return float(sum(int(line) for line in answer.stdout.split()))
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-
-
-def gpu_joules(visible: str | None = None) -> float | None:
-    """Energy that this machine's GPUs have used, in joules; None where NVML cannot tell.
-
-    The counter is the driver's own (Volta and later), so the difference of two readings is exact.
-    `visible` is CUDA_VISIBLE_DEVICES: indices or UUIDs; None: all GPUs.
-    """
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        try:
-            names = range(pynvml.nvmlDeviceGetCount()) if visible is None else visible.split(",")
-            handles = [
-                pynvml.nvmlDeviceGetHandleByUUID(name)
-                if str(name).startswith("GPU-")
-                else pynvml.nvmlDeviceGetHandleByIndex(int(name))
-                for name in names
-            ]
-            # Millijoules.
-            total = sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles)
-            return float(total) / 1e3
-        finally:
-            pynvml.nvmlShutdown()
-    except (pynvml.NVMLError, ValueError):
-        return None
 
 
 def write_facts(found: Mapping[str, float], directory: Path) -> None:

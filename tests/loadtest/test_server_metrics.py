@@ -19,7 +19,6 @@ vllm:prefix_cache_hits_total 0
 vllm:cache_config_info{block_size="16",num_gpu_blocks="100",engine="0"} 1.0
 vllm:cache_config_info{block_size="16",num_gpu_blocks="50",engine="1"} 1.0
 gac_kv_token_bytes{model="x"} 1.5e+03
-nonsense
 """
 AFTER = (
     BEFORE.replace("} 2.0", "} 5.0")
@@ -49,7 +48,7 @@ def test_the_exact_room_is_taken_where_it_is_told() -> None:
 
 def test_a_server_without_metrics_gives_no_facts() -> None:
     assert scrape(Target("http://127.0.0.1:9", "m")) == {}
-    assert facts({}, {}) == {}
+    assert parse("<html>no metrics</html>") == facts({}, {}) == {}
 
 
 def test_facts_survive_their_file(tmp_path: Path) -> None:

@@ -176,16 +176,11 @@ def test_capacity_has_limits_and_few_requests_prove_nothing(runs: list[Path]) ->
     assert math.isnan(gac.rate.value)
     assert (gac.rate.low, gac.rate.high) == (3, math.inf)
     assert gac.next_rate == 4.5
-    # 540 requests without a failure in 6 blocks prove nothing yet, and 27 failures do.
-    assert (
-        gac.more
-        == "120 s at 4.5/s: above 4.5 if all keep the SLO in 2 steps and 3 to 4.5 if 5 % do not"
-    )
 
 
 def at_rate(rate: float, bad: int, count: int) -> AtRate:
     kept = np.arange(count) >= bad
-    return AtRate(rate, Samples(kept.astype(np.float64), np.arange(count) % 9), 9, 60.0)
+    return AtRate(rate, Samples(kept.astype(np.float64), np.arange(count) % 9), 9)
 
 
 def test_capacity_is_between_what_is_surely_good_and_surely_bad() -> None:
@@ -226,7 +221,7 @@ def searched(true: float, steps: int, seed: int) -> tuple[float, float]:
         count = max(int(random.poisson(rate * 60)), 1)
         kept = random.random(count) >= min(0.01 * (rate / true) ** 40, 1.0)
         numbers = np.sort(random.integers(0, 3, count))
-        return AtRate(rate, Samples(kept.astype(np.float64), numbers), 3, 60.0)
+        return AtRate(rate, Samples(kept.astype(np.float64), numbers), 3)
 
     rows = [tested(start * true) for start in (0.6, 1.7)]
     for _ in range(steps):
