@@ -68,14 +68,6 @@ def _parser() -> argparse.ArgumentParser:
     ab.add_argument(
         "--part", type=int, default=1, help="number of this part of a measurement in parts"
     )
-    ab.add_argument(
-        "--pool",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="directory of an earlier part, whose runs are in the report, too",
-    )
     ab.add_argument("--port", type=int, help="of the first server (default: what the file says)")
     ab.add_argument("--dry-run", action="store_true", help="only say what would run, and how long")
     _add_fail_on(ab)
@@ -199,7 +191,7 @@ def _ab(options: argparse.Namespace) -> None:
         print(prediction(comparison))
         return
     gate = {"margin": options.margin, "these_starts": options.these_starts}
-    report = run_comparison(comparison, options.out, options.part, options.pool, gate)
+    report = run_comparison(comparison, options.out, options.part, gate)
     print(report)
     _fail_on(options.fail_on, report)
 

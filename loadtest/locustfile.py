@@ -26,7 +26,7 @@ from locust.env import Environment
 from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
 from loadtest.client.client import check_bodies
-from loadtest.client.command import FAILED, HEADERS, INVALID, STOP
+from loadtest.client.command import FAILED, HEADERS, INVALID
 from loadtest.client.live_metrics import LiveMetrics, exported
 from loadtest.client.open_loop import Share, replay
 from loadtest.errors import LoadTestError
@@ -225,7 +225,6 @@ def _replay_share(environment: Environment, schedule: Schedule, target: Target) 
             live.add(record)
             _tell_locust(environment, record)
 
-        gevent.spawn(_watch_for, directory / STOP)
         begin, drain = options.gac_start_at, options.drain
         with exported(live, options.metrics_port, share.index):
             replay(schedule, target, share, begin, drain, on_record, _stopped)
@@ -234,13 +233,6 @@ def _replay_share(environment: Environment, schedule: Schedule, target: Target) 
         runner.send_message("replayed")
     else:
         runner.quit()
-
-
-def _watch_for(stop: Path) -> None:
-    """Stop the sending when the file is there. Signals would end locust at once."""
-    while not stop.exists():
-        gevent.sleep(0.2)
-    _stopped.set()
 
 
 def _tell_locust(environment: Environment, record: Record) -> None:

@@ -5,33 +5,31 @@ server is first, second and third equally often. Each repeat has schedules of it
 servers get: a result must not hang on one draw of lengths and arrivals. In its turn a server climbs
 one staircase of rates for each kind of traffic. Each turn starts a fresh server, warms it up before
 the measurement, and stops it afterwards, however the measurement ends. Ctrl-C writes the report of
-what there is. With `together`, all servers are up at the same time instead, each in its part of the
-GPU. Then only the server whose turn it is has work, and a turn is of one kind of traffic: a
-measurement that is cut short has compared what it has measured.
+what there is.
 """
 
 import contextlib
 import dataclasses
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from loadtest.ab.comparison_file import Comparison, Server, Traffic
-from loadtest.ab.measure import Staircase, climb, start_all, up
+from loadtest.ab.measure import Staircase, climb, up
 from loadtest.ab.progress import Progress
 from loadtest.ab.server import Running
 from loadtest.ab.staircase import Step, write_staircase
 from loadtest.ab.turns import Turns
 from loadtest.errors import LoadTestError
 from loadtest.report.capacity import Capacity, search
-from loadtest.report.report import ReportOptions, refuse_twice, write_report
+from loadtest.report.report import ReportOptions, write_report
 from loadtest.report.summary import traffic_of
 from loadtest.runs.run import Run, load_run, read_info
 from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import Scenario, find_scenario, load_scenario
-from loadtest.traffic.schedule import fingerprint, write_schedule
+from loadtest.traffic.schedule import write_schedule
 
 # The warm-up has its own prompts, so that what it leaves in a prefix cache does not help the runs.
 _WARMUP_SEED = 20_250_221
@@ -41,7 +39,6 @@ def run_comparison(
     comparison: Comparison,
     out: Path,
     part: int = 1,
-    pool: Sequence[Path] = (),
     gate: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Do all runs, each in its own directory below `out`, and write out/report.html.
@@ -52,31 +49,25 @@ def run_comparison(
         comparison: what to run.
         out: directory for it.
         part: which part of a measurement in parts this is. Each has schedules of its own.
-        pool: directories of earlier parts, whose runs are in the report, too.
         gate: further options of the report, by name.
 
-    Raises LoadTestError if `out` has runs of another comparison, if a pooled part has the same
-    schedules, or if a server or a client fails.
+    Raises LoadTestError if `out` has runs of another comparison, or if a server or a client fails.
     """
-    earlier = [run for directory in pool for run in _runs_of(directory)]
-    refuse_twice(earlier)
     with contextlib.closing(Turns(comparison, part, out)) as turns:
         seed = f"stopped {turns.stopped} times" if turns.stopped else ""
-        first = _staircases(comparison, part, 1, out, seed)
-        _refuse_same_schedules(first, earlier, part)
         (out / "runs").mkdir(exist_ok=True)
         warmup = _warmup(comparison, out)
         progress = Progress(comparison)
         report = out / "report.html"
         try:
-            _measure(comparison, out, part, first, earlier, warmup, progress, turns, seed)
+            _measure(comparison, out, part, warmup, progress, turns, seed)
         except (KeyboardInterrupt, LoadTestError):
             if found := _complete(out):
-                _report(comparison, [*earlier, *found], report, gate)
+                _report(comparison, found, report, gate)
                 print(f"stopped; what there is: {report}", flush=True)
             print("to go on: the same command again", flush=True)
             raise
-    _report(comparison, [*earlier, *_complete(out)], report, gate)
+    _report(comparison, _complete(out), report, gate)
     return report
 
 
@@ -84,65 +75,39 @@ def _measure(
     comparison: Comparison,
     out: Path,
     part: int,
-    first: list[Staircase],
-    earlier: Sequence[Path],
     warmup: Path,
     progress: Progress,
     turns: Turns,
     seed: str,
 ) -> None:
     runs: list[Path] = []
-    with contextlib.ExitStack() as all_of_them:
-        started: dict[str, Running] = {}
-        for repeat in range(1, comparison.repeats + 1):
-            staircases = first
-            if repeat > 1:
-                staircases = _staircases(comparison, part, repeat, out, seed)
-            number = _number(part, repeat)
-            for server, climbed in _turns(comparison, staircases, part + repeat - 2):
-                name = f"{server.label}-{number}"
-                turn = f"{name}-{climbed[0].name}" if comparison.together else name
-                traffics = [staircase.traffic for staircase in climbed]
-                if (done := turns.done(turn)) is not None:
-                    progress.skip(name, traffics)
-                    runs += done
-                    continue
-                if comparison.together and not started:
-                    started = start_all(comparison, warmup, out, all_of_them)
-                progress.begin(name, traffics)
-                mine: list[Path] = []
-                with contextlib.ExitStack() as its_own:
-                    running = started.get(server.label) or its_own.enter_context(
-                        up(comparison, server, name, warmup, out)
-                    )
-                    for staircase in climbed:
-                        mine += _climb(comparison, server, running, name, staircase, out)
-                    for staircase in climbed:
-                        before = [run for run in (*earlier, *runs, *mine) if _is_of(run, server)]
-                        mine += _search(
-                            comparison,
-                            server,
-                            running,
-                            name,
-                            staircase.traffic,
-                            before,
-                            (part, repeat),
-                            out,
-                        )
-                turns.end(turn, mine)
-                runs += mine
+    traffics = comparison.traffic
+    for repeat in range(1, comparison.repeats + 1):
+        staircases = _staircases(comparison, part, repeat, out, seed)
+        number = _number(part, repeat)
+        for server in _in_turn(comparison, part + repeat - 2):
+            name = f"{server.label}-{number}"
+            if (done := turns.done(name)) is not None:
+                progress.skip(name, traffics)
+                runs += done
+                continue
+            progress.begin(name, traffics)
+            mine: list[Path] = []
+            with up(comparison, server, name, warmup, out) as running:
+                for staircase in staircases:
+                    mine += _climb(comparison, server, running, name, staircase, out)
+                for traffic in traffics:
+                    before = [run for run in (*runs, *mine) if _is_of(run, server)]
+                    which = (part, repeat)
+                    mine += _search(comparison, server, running, name, traffic, before, which, out)
+            turns.end(name, mine)
+            runs += mine
 
 
-def _turns(
-    comparison: Comparison, staircases: Sequence[Staircase], shift: int
-) -> Iterator[tuple[Server, Sequence[Staircase]]]:
-    """Whose turn it is, one after another, with what staircases. `shift` is who begins."""
-    # A server that starts anew for each turn climbs all of them in it.
-    parts = [[staircase] for staircase in staircases] if comparison.together else [staircases]
-    for number, part in enumerate(parts):
-        turn = (shift + number) % len(comparison.servers)
-        for server in (*comparison.servers[turn:], *comparison.servers[:turn]):
-            yield server, part
+def _in_turn(comparison: Comparison, shift: int) -> list[Server]:
+    """Whose turn it is, one after another. `shift` is who begins."""
+    turn = shift % len(comparison.servers)
+    return [*comparison.servers[turn:], *comparison.servers[:turn]]
 
 
 def _climb(
@@ -176,19 +141,6 @@ def _climb(
     return [*runs, *climb(comparison, server, running, name, again, out)]
 
 
-def _refuse_same_schedules(
-    staircases: Sequence[Staircase], earlier: Sequence[Path], part: int
-) -> None:
-    """Refuse a part that would repeat an earlier one: what it adds would be no new draw."""
-    mine = {fingerprint(step.schedule) for staircase in staircases for step in staircase.steps}
-    for run in earlier:
-        if read_info(run)["schedule_sha256"] in mine:
-            raise LoadTestError(
-                f"{run}: has the schedules of --part {part} already; give this part a number "
-                "that no pooled part has"
-            )
-
-
 def _number(part: int, repeat: int) -> str:
     return str(repeat) if part == 1 else f"{part}.{repeat}"
 
@@ -201,13 +153,6 @@ def _report(
     against = comparison.baseline if comparison.baseline in labels else None
     options = ReportOptions(comparison.title, against, gpu_price=comparison.gpu_price, **gate)
     write_report(runs, out, options)
-
-
-def _runs_of(part: Path) -> list[Path]:
-    """The runs of a part, in the order in which they began, of which there must be some."""
-    if not (found := _complete(part)):
-        raise LoadTestError(f"{part}: holds no runs of `ab` to pool")
-    return found
 
 
 def _complete(part: Path) -> list[Path]:

@@ -96,18 +96,13 @@ class Traffic(_Strict):
 class Comparison(_Strict):
     """An A/B file. `gpu_price` is as in `report`.
 
-    `warmup` seconds of traffic go to each server when it has started, and do not count. With
-    `at_once`, servers that are up together also start at the same time. vLLM's must then be told
-    how large their caches are (--kv-cache-memory-bytes): each would else measure what the others
-    take.
+    `warmup` seconds of traffic go to each server when it has started, and do not count.
     """
 
     title: str
     traffic: Annotated[list[Traffic], Field(min_length=1)]
     servers: Annotated[list[Server], Field(min_length=1, max_length=16)]
     baseline: str
-    together: bool = False
-    at_once: bool = False
     repeats: Annotated[int, Field(strict=True, ge=1, le=MAX_REPEATS)] = 3
     warmup: Seconds = 10.0
     processes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
@@ -145,8 +140,6 @@ def load_comparison(path: Path) -> Comparison:
     labels = [server.label for server in comparison.servers]
     if len(set(labels)) < len(labels) or comparison.baseline not in labels:
         raise LoadTestError(f"{path}: labels must differ, and one must be the baseline's")
-    if comparison.at_once and not comparison.together:
-        raise LoadTestError(f"{path}: at_once needs together: true, else one server runs at a time")
     for server in comparison.servers:
         _check_server(path, server)
     try:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import shlex
 import threading
 import time
@@ -13,11 +12,10 @@ from pathlib import Path
 
 from loadtest.ab.comparison_file import Comparison, Server, Traffic, target_of
 from loadtest.ab.keeper import kept
-from loadtest.ab.server import Running, end_of, remote, running_server, starting_server
+from loadtest.ab.server import Running, end_of, remote, running_server
 from loadtest.ab.staircase import Step, split_into_runs
-from loadtest.client.command import FAILED, HEADERS, INVALID, STOP, client_command
+from loadtest.client.command import FAILED, HEADERS, INVALID, client_command
 from loadtest.errors import LoadTestError
-from loadtest.runs.run import read_info
 from loadtest.runs.server_metrics import Metrics, facts, scrape, write_facts
 from loadtest.runs.target import Target
 
@@ -37,32 +35,6 @@ class Staircase:
     search: bool = False
 
 
-def start_all(
-    comparison: Comparison, warmup: Path, out: Path, stack: contextlib.ExitStack
-) -> dict[str, Running]:
-    """Start and warm up the servers that are up together. They run until `stack` is closed."""
-    if not comparison.at_once:
-        return {
-            server.label: stack.enter_context(up(comparison, server, server.label, warmup, out))
-            for server in comparison.servers
-        }
-    started = {
-        server.label: remote(_target(comparison, server))
-        if server.url
-        else stack.enter_context(
-            starting_server(*_start(comparison, server, server.label, out), comparison.patience)
-        )
-        for server in comparison.servers
-    }
-    for running in started.values():
-        if running.process is not None:
-            running.wait()
-    for server in comparison.servers:
-        at = out / "warmups" / server.label
-        _locust(comparison, server, started[server.label], warmup, at)
-    return started
-
-
 @contextlib.contextmanager
 def up(
     comparison: Comparison, server: Server, name: str, warmup: Path, out: Path
@@ -73,26 +45,16 @@ def up(
         _locust(comparison, server, running, warmup, out / "warmups" / name)
         yield running
         return
-    with running_server(*_start(comparison, server, name, out), comparison.patience) as running:
+    command, url = shlex.split(_command(comparison, server)), _base_url(comparison, server)
+    print(f"starting {name}: {shlex.join(command)}", flush=True)
+    log = out / f"{name}.log"
+    with running_server(command, server.environment, url, log, comparison.patience) as running:
         _locust(comparison, server, running, warmup, out / "warmups" / name)
         yield running
 
 
-def _start(
-    comparison: Comparison, server: Server, name: str, out: Path
-) -> tuple[list[str], dict[str, str], str, Path]:
-    """The server's command, environment, URL and log. Prints what is about to start."""
-    command = shlex.split(_command(comparison, server))
-    print(f"starting {name}: {shlex.join(command)}", flush=True)
-    return command, server.environment, _base_url(comparison, server), out / f"{name}.log"
-
-
-def _port(comparison: Comparison, server: Server) -> int:
-    return comparison.port + (comparison.servers.index(server) if comparison.together else 0)
-
-
 def _base_url(comparison: Comparison, server: Server) -> str:
-    return (server.url or f"http://127.0.0.1:{_port(comparison, server)}").rstrip("/")
+    return (server.url or f"http://127.0.0.1:{comparison.port}").rstrip("/")
 
 
 def _target(comparison: Comparison, server: Server) -> Target:
@@ -102,7 +64,7 @@ def _target(comparison: Comparison, server: Server) -> Target:
 def _command(comparison: Comparison, server: Server) -> str:
     if server.command is None:
         return f"(runs at {server.url})"
-    return server.command.replace("{port}", str(_port(comparison, server)))
+    return server.command.replace("{port}", str(comparison.port))
 
 
 def _name_of_start(comparison: Comparison, server: Server, running: Running, out: Path) -> str:
@@ -126,9 +88,6 @@ def climb(
 ) -> list[Path]:
     """Run one staircase in a server's turn. Returns the directories of its steps' runs.
 
-    On Ctrl-C, the client sends nothing more and waits for the last answers. The steps so far become
-    runs, then KeyboardInterrupt goes on. A second Ctrl-C does not wait, and leaves only records.
-
     Raises LoadTestError with the end of the server's log if the server exits, or if every request
     of the staircase fails.
     """
@@ -140,7 +99,7 @@ def climb(
         target=_scrape_at, args=(target, directory, begins, scraped, ended), daemon=True
     )
     scraper.start()
-    stopped = _locust(comparison, server, running, staircase.schedule, directory)
+    _locust(comparison, server, running, staircase.schedule, directory)
     ended.set()
     scraper.join()
     scraped.append(scrape(target))
@@ -151,11 +110,9 @@ def climb(
         "start": _name_of_start(comparison, server, running, out),
         "search": staircase.search,
     }
-    runs = split_into_runs(directory, staircase.steps, runs, about, stopped)
-    for run, (before, after) in zip(runs, pairwise(scraped), strict=stopped == math.inf):
+    split_into_runs(directory, staircase.steps, runs, about)
+    for run, (before, after) in zip(runs, pairwise(scraped), strict=True):
         write_facts(facts(before, after), run)
-    if stopped < math.inf:
-        raise KeyboardInterrupt
     return runs
 
 
@@ -192,8 +149,8 @@ def _options(server: Server) -> list[str]:
 
 def _locust(
     comparison: Comparison, server: Server, running: Running, schedule: Path, directory: Path
-) -> float:
-    """Replay the schedule. Returns the second of the run in which Ctrl-C stopped it, or inf."""
+) -> None:
+    """Replay the schedule."""
     more = ["--label", server.label, "--drain", str(comparison.drain), *_options(server)]
     if comparison.processes > 1:
         more += ["--processes", str(comparison.processes)]
@@ -201,28 +158,16 @@ def _locust(
     command = client_command(url, server.model, schedule, directory, *more)
     directory.parent.mkdir(parents=True, exist_ok=True)
     log = directory.parent / f"{directory.name}.log"
-    stopped = math.inf
     # Headers may be secret, and every user of a machine sees the options of its processes.
     secret = {HEADERS: "\n".join(server.header_lines)}
     with log.open("wb") as output, kept(command, output, secret) as client:
-        try:
-            while (status := client.poll()) is None:
-                running.check()
-                time.sleep(0.1)
-        except KeyboardInterrupt:
-            # Before the first request there is nothing to wait for.
-            if not (directory / "run.json").exists():
-                raise
-            print("  stopping after the last answers; Ctrl-C again: without them", flush=True)
-            # What is due now may be too late for the client to send.
-            stopped = time.time() - 0.5 - read_info(directory)["start_at"]
-            (directory / STOP).touch()
-            status = client.wait()
+        while (status := client.poll()) is None:
+            running.check()
+            time.sleep(0.1)
     said = log.read_text(encoding="utf-8", errors="replace").splitlines()
     verdict = next((line for line in said if line.startswith(("VALID", "INVALID", FAILED))), "")
     print(f"  {schedule.stem}: {verdict}", flush=True)
-    if stopped == math.inf and verdict.startswith(FAILED):
+    if verdict.startswith(FAILED):
         raise LoadTestError(f"{server.label}: {verdict}; {end_of(running.log)}")
-    if stopped == math.inf and status not in (0, INVALID):
+    if status not in (0, INVALID):
         raise LoadTestError(f"locust exited with {status}; {end_of(log)}")
-    return stopped

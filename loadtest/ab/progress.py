@@ -24,10 +24,7 @@ def prediction(comparison: Comparison) -> str:
     clients = servers * repeats * sum(traffic.staircases for traffic in comparison.traffic)
     minutes = (comparison.seconds + clients * _CLIENT_SECONDS) / 60
     own = sum(server.command is not None for server in comparison.servers)
-    if own and comparison.at_once:
-        starts = "one start of all servers at once"
-    else:
-        starts = f"{own if comparison.together else own * repeats} starts of a server"
+    starts = f"{own * repeats} starts of a server"
     if own < servers:
         starts += f", none of the {servers - own} that run elsewhere,"
     lines.append(f"about {minutes:.0f} min, and {starts} with {comparison.warmup:g} s of warm-up")
@@ -38,8 +35,7 @@ class Progress:
     """Says whose turn it is, and how much time is left."""
 
     def __init__(self, comparison: Comparison) -> None:
-        parts = len(comparison.traffic) if comparison.together else 1
-        self._turns = comparison.repeats * len(comparison.servers) * parts
+        self._turns = comparison.repeats * len(comparison.servers)
         self._seconds = comparison.seconds
         self._start = time.monotonic()
         self._begun = 0

@@ -19,23 +19,6 @@ from loadtest.runs.target import Target
 from vllm_gac.errors.sanitize import sentence
 
 
-@contextlib.contextmanager
-def running_server(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    base_url: str,
-    log: Path,
-    patience: float,
-) -> Iterator["Running"]:
-    """Run `command` until the block ends. The block begins when BASE_URL/health answers 200.
-
-    Raises LoadTestError as `starting_server` and what it yields do.
-    """
-    with starting_server(command, environment, base_url, log, patience) as server:
-        server.wait()
-        yield server
-
-
 @dataclass(frozen=True, slots=True)
 class Running:
     """A server that was started, or one that somebody else runs, without a process and a log."""
@@ -70,24 +53,26 @@ class Running:
 
 
 @contextlib.contextmanager
-def starting_server(
+def running_server(
     command: Sequence[str],
     environment: Mapping[str, str],
     base_url: str,
     log: Path,
     patience: float,
 ) -> Iterator[Running]:
-    """Run `command` until the block ends.
+    """Run `command` until the block ends. The block begins when BASE_URL/health answers 200.
 
     Raises LoadTestError if another server answers on the port already, because that server would be
-    measured instead.
+    measured instead, or as what it yields does.
     """
     url = urlsplit(base_url)
     with contextlib.suppress(OSError), socket.create_connection((url.hostname, url.port), 2):
         raise LoadTestError(f"{base_url}: something listens there already; stop it")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output, kept(command, output, environment) as process:
-        yield Running(process, base_url, log, patience)
+        server = Running(process, base_url, log, patience)
+        server.wait()
+        yield server
 
 
 def remote(target: Target) -> Running:

@@ -8,7 +8,6 @@ first step starts with an idle server.
 
 import dataclasses
 import json
-import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,8 +82,7 @@ def split_into_runs(
     steps: Sequence[Step],
     runs: Sequence[Path],
     about: Mapping[str, Any],
-    stopped: float = math.inf,
-) -> list[Path]:
+) -> None:
     """Split the run of a staircase into one run per step.
 
     A request belongs to the step in which it was due. A step's run also has the records of requests
@@ -98,22 +96,13 @@ def split_into_runs(
         steps: its steps, in order.
         runs: one directory per step, to be created.
         about: what run.json records of the server.
-        stopped: when the client stopped to send, in seconds of the run. The step under way counts
-            up to its tail before that if at least half of its window did.
-
-    Returns:
-        The directories that were created.
     """
     info = json.loads((directory / "run.json").read_text(encoding="utf-8"))
     records = read_records(sorted(directory.glob("records.*.jsonl")))
     first = 0
-    made = []
     for step, run in zip(steps, runs, strict=True):
-        schedule, window = _until(stopped - step.begin, read_schedule(step.schedule), step.window)
-        if not window:
-            break
+        schedule = read_schedule(step.schedule)
         run.mkdir(parents=True)
-        made.append(run)
         write_schedule(schedule, run / "schedule.jsonl")
         mine = [r for r in records if first <= r.index < first + len(schedule.requests)]
         before = [r for r in records if r.index < first and not r.ended <= step.begin]
@@ -130,28 +119,11 @@ def split_into_runs(
         mine_info = info | {
             "start_at": info["start_at"] + step.begin,
             "schedule_sha256": fingerprint(run / "schedule.jsonl"),
-            "window": list(window),
+            "window": list(step.window),
             **about,
         }
         write_json(run / "run.json", mine_info)
         first += len(schedule.requests)
-    return made
-
-
-def _until(
-    stopped: float, schedule: Schedule, window: tuple[float, float]
-) -> tuple[Schedule, tuple[float, float] | None]:
-    """The part of a step until `stopped`, and what of it counts, if that is enough."""
-    begin, end = window
-    whole = float(schedule.traffic["scenario"]["duration"])
-    if stopped >= whole:
-        return schedule, window
-    sent = tuple(r for r in schedule.requests if r.timestamp / 1000 < stopped)
-    last = min(end, stopped - (whole - end))
-    enough = last - begin >= (end - begin) / 2
-    if not (enough and any(begin <= r.timestamp / 1000 < last for r in sent)):
-        return schedule, None
-    return dataclasses.replace(schedule, requests=sent), (begin, last)
 
 
 def _due(record: Record, request: ScheduledRequest, step: Step) -> float:

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 _LOCUSTFILE = Path(__file__).parents[1] / "locustfile.py"
-STOP = "stop"  # a file in the directory of the run: the client sends nothing more
 FAILED = "every request failed"  # begins the line that says so; the exit status is 1
 HEADERS = "LOADTEST_HEADERS"  # variable: what each request carries, "NAME: VALUE" a line
 INVALID = 3  # the client's exit status after a run that says nothing about the server

@@ -20,13 +20,13 @@ from loadtest.errors import LoadTestError
 pytest.importorskip("matplotlib")
 
 from loadtest.ab import ab
-from loadtest.ab.ab import _staircases, _turns, run_comparison
+from loadtest.ab.ab import _in_turn, _staircases, run_comparison
 from loadtest.ab.comparison_file import Server, load_comparison
 from loadtest.ab.measure import Staircase, _name_of_start
 from loadtest.ab.progress import prediction
 from loadtest.ab.server import Running
 from loadtest.mock_server import Timing
-from loadtest.traffic.schedule import fingerprint, read_schedule
+from loadtest.traffic.schedule import read_schedule
 from tests.loadtest.locusts import ROOT
 from tests.loadtest.runs import write_run
 from tests.loadtest.servers import mock, scripted
@@ -40,8 +40,6 @@ traffic:
   - {{scenario: smoke, rates: [5, 8], duration: 2, settle: 0.5, tail: 0.5}}
   - {{scenario: calibration, rates: [6], duration: 2, settle: 0, tail: 0, search: {{steps: 1}}}}
 baseline: slow
-together: {together}
-at_once: {together}
 processes: 2
 repeats: 2
 warmup: 1
@@ -55,16 +53,10 @@ servers:
 REMOTE = "  - {{{{label: there, model: mock, {}}}}}\n"
 
 
-def written(
-    directory: Path,
-    text: str = TEXT,
-    *,
-    port: int = 8100,
-    together: bool = False,
-) -> Path:
+def written(directory: Path, text: str = TEXT, *, port: int = 8100) -> Path:
     """The file of a comparison."""
     path = directory / "ab.yaml"
-    path.write_text(text.format(port=port, python=sys.executable, together=str(together).lower()))
+    path.write_text(text.format(port=port, python=sys.executable))
     return path
 
 
@@ -82,7 +74,6 @@ def test_shipped_comparisons_are_right(path: Path) -> None:
         (TEXT.replace("label: fast", "label: slow"), "labels must differ"),
         (TEXT.replace("label: fast", "label: ../fast"), "servers.1.label"),
         (TEXT.replace("[5, 8]", "[8, 5]"), "rates of smoke must ascend"),
-        (TEXT.replace("at_once: {together}", "at_once: true"), "at_once needs together"),
         (TEXT.replace("scenario: smoke", "scenario: nope"), "no scenario 'nope'; there are"),
         (
             TEXT.replace("--port {{port}} --itl 0.02", "--itl 0.02"),
@@ -112,33 +103,13 @@ def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, message: str
     assert "secret" not in str(caught.value)
 
 
-def test_a_part_with_the_schedules_of_a_pooled_one_is_refused(tmp_path: Path) -> None:
-    comparison = load_comparison(written(tmp_path))
-    first = tmp_path / "part1"
-    (first / "runs" / "slow-1").mkdir(parents=True)
-    # What `run_comparison` refuses is told by schedules alone, so no server needs to start.
-    staircases = _staircases(comparison, 1, 1, first)
-    sha = fingerprint(staircases[0].steps[0].schedule)
-    (first / "runs" / "slow-1" / "run.json").write_text(
-        json.dumps({"label": "slow", "schedule_sha256": sha, "start_at": 1.0, "processes": 1})
-    )
-    for pool, message in (
-        ((first,), "has the schedules of --part 1 already"),
-        ((first, first), "this run is given twice"),
-    ):
-        with pytest.raises(LoadTestError, match=message):
-            run_comparison(comparison, tmp_path / "out", pool=pool)
-    # Nothing is in the way of another try.
-    assert not (tmp_path / "out" / "runs").exists()
-
-
 def test_a_prediction_counts_every_turn(tmp_path: Path) -> None:
-    lines = prediction(load_comparison(written(tmp_path, together=True))).splitlines()
+    lines = prediction(load_comparison(written(tmp_path))).splitlines()
     # 2 servers x 2 repeats x 2 rates x 3 s; of the other 2 x 2 x (1 rate and 1 of a search) x 2 s.
     assert lines[0] == "smoke at 5, 8/s: 2 servers x 2 repeats, 24 s of traffic"
     assert lines[1].endswith("up to 1 of a search: 2 servers x 2 repeats, 16 s of traffic")
     # And 12 clients of 12 s.
-    assert lines[2].startswith("about 3 min, and one start of all servers at once")
+    assert lines[2].startswith("about 3 min, and 4 starts of a server with 1 s")
 
 
 def test_a_prediction_speaks_of_no_starts_of_what_runs_elsewhere(tmp_path: Path) -> None:
@@ -147,43 +118,31 @@ def test_a_prediction_speaks_of_no_starts_of_what_runs_elsewhere(tmp_path: Path)
     assert "4 starts of a server, none of the 1 that run elsewhere" in last
 
 
-def test_who_begins_differs_between_parts(tmp_path: Path) -> None:
-    comparison = load_comparison(written(tmp_path, together=True))
-    staircases = _staircases(comparison, 1, 1, tmp_path)
-    orders = {
-        part: [(server.label, s.name) for server, (s,) in _turns(comparison, staircases, part - 1)]
-        for part in (1, 2)
-    }
-    assert orders[1] == [
-        ("slow", "smoke"),
-        ("fast", "smoke"),
-        ("fast", "calibration"),
-        ("slow", "calibration"),
-    ]
-    assert [label for label, _ in orders[2]] == ["fast", "slow", "slow", "fast"]
+def test_who_begins_differs_between_repeats_and_parts(tmp_path: Path) -> None:
+    comparison = load_comparison(written(tmp_path))
+    orders = [[server.label for server in _in_turn(comparison, shift)] for shift in range(3)]
+    assert orders == [["slow", "fast"], ["fast", "slow"], ["slow", "fast"]]
 
 
-def test_ctrl_c_in_a_part_compares_with_the_baseline_of_an_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, first, second = written(tmp_path), tmp_path / "part1", tmp_path / "part2"
-    write_run(first / "runs" / "slow-1", "slow")
+def test_ctrl_c_reports_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out = written(tmp_path), tmp_path / "out"
 
     def stopped(*_: object) -> None:
-        write_run(second / "runs" / "fast-2.1", "fast")
-        (second / "runs" / "slow-2.1").mkdir()  # which was under way
+        write_run(out / "runs" / "slow-1", "slow")
+        write_run(out / "runs" / "fast-1", "fast")
+        (out / "runs" / "slow-2").mkdir()  # which was under way
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ab, "_measure", stopped)
     with pytest.raises(KeyboardInterrupt):
-        run_comparison(load_comparison(path), second, part=2, pool=(first,))
-    content = json.loads((second / "report.json").read_text())
-    assert [run["directory"] for run in content["runs"]] == ["slow-1", "fast-2.1"]
+        run_comparison(load_comparison(path), out)
+    content = json.loads((out / "report.json").read_text())
+    assert {run["directory"] for run in content["runs"]} == {"slow-1", "fast-1"}
     assert [(c["label"], c["baseline"]) for c in content["comparisons"]] == [("fast", "slow")]
 
 
 def test_a_start_is_one_even_if_the_comparison_goes_on_later(tmp_path: Path) -> None:
-    comparison = load_comparison(written(tmp_path, together=True))
+    comparison = load_comparison(written(tmp_path))
     (slow, _) = comparison.servers
     names = [
         _name_of_start(comparison, slow, Running(None, "", None, 0.0, since=since), tmp_path)
@@ -236,11 +195,11 @@ def test_steps_whose_client_did_not_keep_up_are_repeated_once(
 def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
     text = TEXT.replace("duration: 2", "duration: 600", 2).replace("[5, 8]", "[20, 30]")
     text = text.replace("duration: 600", "duration: 2", 1)
-    path, out = written(tmp_path, text, port=free_port(), together=True), tmp_path / "out"
+    path, out = written(tmp_path, text, port=free_port()), tmp_path / "out"
     command = [sys.executable, "-m", "loadtest", "ab", str(path), str(out)]
     with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) as comparison:
         # The second kind of traffic takes ten minutes.
-        under_way = out / "staircases" / "fast-1-calibration" / "records.0.jsonl"
+        under_way = out / "staircases" / "slow-1-calibration" / "records.0.jsonl"
         wait_until(
             lambda: under_way.exists() and under_way.stat().st_size > 0, 3 * PATIENCE, "the traffic"
         )
@@ -249,9 +208,7 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
     assert comparison.returncode == 130
     assert "to go on: the same command again" in said
     content = json.loads((out / "report.json").read_text())
-    expected = {
-        f"{label}-1-smoke-{rate}-per-second" for label in ("slow", "fast") for rate in (20, 30)
-    }
+    expected = {f"slow-1-smoke-{rate}-per-second" for rate in (20, 30)}
     there = {path.name for path in (out / "runs").iterdir() if (path / "run.json").exists()}
     assert expected <= there
     # A step whose client did not keep up is there a second time, and may be left out.
@@ -259,7 +216,6 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
     assert names <= expected
     if not any("again" in name for name in there):
         assert names == expected
-        assert [c["paired"] for c in content["comparisons"]] == [1, 1]
     # Its client and its servers are gone.
     wait_until(
         lambda: not any(str(path.parent) in line for line in command_lines()), PATIENCE, "the end"
@@ -305,36 +261,15 @@ def turns_and_starts(said: str) -> tuple[list[str], list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.needs("locust")
-def test_servers_that_are_not_up_together_start_for_each_turn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    port = free_port()
-    text = TEXT.replace("processes: 2", "processes: 1").replace("[5, 8]", "[5]")
-    text = re.sub(".*scenario: calibration.*\n", "", text)
-    report = run_comparison(load_comparison(written(tmp_path, text, port=port)), tmp_path / "out")
-    turns, starts = turns_and_starts(capsys.readouterr().out)
-    assert turns == ["slow-1", "fast-1", "fast-2", "slow-2"]
-    assert starts == [f"{turn}:" for turn in turns]
-    content = json.loads(report.with_suffix(".json").read_text())
-    assert {run["server_command"].partition(" --port ")[2] for run in content["runs"]} == {
-        f"{port} --itl 0.02",
-        f"{port} --itl 0.04",
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.needs("locust")
 def test_a_comparison_runs_every_server_in_alternating_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
-    path = written(tmp_path, port=port, together=True)
+    path = written(tmp_path, port=port)
     report = run_comparison(load_comparison(path), tmp_path / "out")
     turns, starts = turns_and_starts(capsys.readouterr().out)
-    # Up together, each turn is of one kind of traffic: smoke, calibration, smoke, calibration.
-    one, other = ["slow-1", "fast-1", "fast-1", "slow-1"], ["fast-2", "slow-2", "slow-2", "fast-2"]
-    assert turns == [*one, *other]
-    assert starts == ["slow:", "fast:"]
+    assert turns == ["slow-1", "fast-1", "fast-2", "slow-2"]
+    assert starts == [f"{turn}:" for turn in turns]
     content = json.loads(report.with_suffix(".json").read_text())
     there = [path.name for path in (tmp_path / "out" / "runs").iterdir()]
     assert len([name for name in there if "again" not in name]) == 4 * 4
@@ -369,8 +304,7 @@ def test_a_comparison_runs_every_server_in_alternating_order(
         ("calibration", "fast"),
     ]
     for run in content["runs"]:
-        is_fast = run["label"] == "fast"
-        flags = f"--port {port + is_fast} --itl {0.02 if is_fast else 0.04}"
+        flags = f"--port {port} --itl {0.02 if run['label'] == 'fast' else 0.04}"
         assert run["server_command"].endswith(flags)
     # The same command again has nothing left to do, and another comparison is refused.
     run_comparison(load_comparison(path), tmp_path / "out")

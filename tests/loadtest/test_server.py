@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.ab.server import running_server, starting_server
+from loadtest.ab.server import Running, running_server
 from loadtest.errors import LoadTestError
 from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until, wait_until_gone
@@ -54,17 +54,12 @@ def test_its_children_end_with_it(tmp_path: Path) -> None:
 def test_a_server_that_exits_later_is_an_error_with_the_end_of_its_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with starting_server(
-        ["sh", "-c", "echo out of memory; exit 9"],
-        {},
-        f"http://127.0.0.1:{free_port()}",
-        tmp_path / "log",
-        1,
-    ) as server:
-        assert server.process is not None
-        server.process.wait()
-        with pytest.raises(LoadTestError, match=f"exited with 9; .* {tmp_path}/log"):
-            server.check()
+    log = tmp_path / "log"
+    log.write_text("out of memory\n")
+    process = subprocess.Popen(["sh", "-c", "exit 9"])
+    process.wait()
+    with pytest.raises(LoadTestError, match=f"exited with 9; .* {log}"):
+        Running(process, "http://127.0.0.1:1", log, 1).check()
     assert capsys.readouterr().err == "  | out of memory\n"
 
 

@@ -1,7 +1,6 @@
 """The steps of a staircase are replayed as one run, which is then split into one run per step."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -49,43 +48,6 @@ def test_steps_share_no_prompt_and_neither_do_seeds(tmp_path: Path) -> None:
         }
     assert len(sent) == 2 * len(whole.requests)
     assert len(whole.requests) == sum(len(read_schedule(s.schedule).requests) for s in parts)
-
-
-@pytest.mark.parametrize(
-    ("stopped", "windows"),
-    [
-        (math.inf, [(1.0, 4.0), (1.0, 4.0)]),
-        # A step of 5 s from 1 to 4 s: 1 s of tail, and at least half of the window.
-        (9.5, [(1.0, 4.0), (1.0, 3.5)]),
-        (8.4, [(1.0, 4.0)]),
-        (2.0, []),
-    ],
-)
-def test_a_run_that_was_stopped_keeps_the_steps_so_far(
-    tmp_path: Path, stopped: float, windows: list[tuple[float, float]]
-) -> None:
-    parts, directory = steps(tmp_path), tmp_path / "whole"
-    directory.mkdir()
-    write_staircase(parts, 1, directory / "schedule.jsonl")
-    requests = read_schedule(directory / "schedule.jsonl").requests
-    sent = [
-        Record(index, due, 40, 3, due, [due + 0.1, due + 0.2, due + 0.3], due + 0.3, 200, 40, 3)
-        for index, due in enumerate(request.timestamp / 1000 for request in requests)
-        if due < stopped + 0.2  # the client hears of it later
-    ]
-    write_records(sent, directory / "records.0.jsonl")
-    write_health(ProcessHealth(0, 0.1, 0.0, 0.0, 0.0), directory / "health.0.json")
-    info = {"label": "dense", "start_at": 100.0, "processes": 1, "schedule_sha256": ""}
-    (directory / "run.json").write_text(json.dumps(info))
-    names = [tmp_path / "runs" / str(number) for number in range(2)]
-    made = split_into_runs(directory, parts, names, {}, stopped)
-    assert [run.name for run in made] == ["0", "1"][: len(windows)]
-    found = [load_run(run) for run in made]
-    assert [tuple(run.info["window"]) for run in found] == windows
-    assert all(run.verdict.valid for run in found)
-    assert all(
-        r.scheduled < stopped - 5 * number for number, run in enumerate(found) for r in run.records
-    )
 
 
 def test_a_turn_counts_where_it_was_due_and_not_where_it_was_planned(tmp_path: Path) -> None:
