@@ -54,7 +54,11 @@ serve: install $(if $(filter $(DEMO),$(MODEL)),$(DEMO)/config.json)  ## serve MO
 # --resume: go on where an interrupted `make` stopped.
 DEMO_BUDGETS := --param-ratio 0.85 --kv-ratio 0.75
 $(DEMO)/config.json: HOW = --plan vllm_gac/demo/plan.json --max-tokens 16384
-build/demo-misaligned/config.json: HOW = $(DEMO_BUDGETS) --align none
+build/demo-misaligned/config.json: build/demo-misaligned-plan.json
+build/demo-misaligned/config.json: HOW = --plan $<
+build/demo-misaligned-plan.json: | .venv/.installed
+	@mkdir -p $(@D)
+	$(BIN)/vllm-gac plan vllm_gac/demo/model $(DEMO_BUDGETS) --align none --out $@
 build/demo-%/config.json: | .venv/.installed
 	$(BIN)/vllm-gac compress vllm_gac/demo/model --out $(@D) $(HOW) \
 	  $(if $(wildcard $(@D).partial),--resume)

@@ -60,22 +60,27 @@ class Making:
             self._run(
                 healed,
                 *("heal", f"{out}", "--teacher", f"{self.model}", "--out", f"{healed}"),
-                *("--text", *texts, "--tokens", f"{self.heal_tokens}"),
+                *("--text", *texts, "--tokens", f"{self.heal_tokens}", *self._how),
             )
         return healed
 
     def _compress(self, row: Row, out: Path) -> None:
-        options = [*(row.options or ()), *_FP8]
+        plan, stats = out.with_suffix(".plan.json"), ("--stats", f"{self.stats}")
+        plan.unlink(missing_ok=True)
         if row.uniform is not None:
-            plan = out.with_suffix(".plan.json")
             write_json(plan, _uniform_plan(self.model, row.uniform))
-            options = ["--plan", f"{plan}"]
-        stats = ("--stats", f"{self.stats}")
-        self._run(out, "compress", f"{self.model}", "--out", f"{out}", *options, *stats)
+        else:
+            options = (*(row.options or ()), *_FP8, *stats)
+            self._run(out, "plan", f"{self.model}", "--out", f"{plan}", *options)
+        made = ("--out", f"{out}", "--plan", f"{plan}", *stats, *self._how)
+        self._run(out, "compress", f"{self.model}", *made)
+
+    @property
+    def _how(self) -> tuple[str, ...]:
+        return "--device", self.device, "--quiet"
 
     def _run(self, out: Path, *arguments: str) -> None:
-        command = [sys.executable, "-m", "vllm_gac", *arguments]
-        command += ["--device", self.device, "--quiet", "--json"]
+        command = [sys.executable, "-m", "vllm_gac", *arguments, "--json"]
         log = out.with_suffix(".log")
         with log.open("a") as output:
             print("$", *command[1:], file=output, flush=True)

@@ -16,7 +16,7 @@ class Row:
     """One way to make a model smaller.
 
     Attributes:
-        options: Of `vllm-gac compress`; None: the dense model.
+        options: Of `vllm-gac plan`; None: the dense model.
         uniform: Sections of a layer that replace the dense model's in every layer, as plan.json has
             them, where the dims are not planned. Sizes are shares of the dense head's.
         healed: Whether the compressed model is trained by `vllm-gac heal`.

@@ -53,3 +53,21 @@ def test_help_of_compress_begins_with_what_most_need(
         "--calibration",
         "--held-out",
     ]
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        (("--align", "none"), "vllm-gac plan"),
+        (("--sequence-length", "64"), "vllm-gac calibrate"),
+        (("--no-refit",), "--no-refit"),
+    ],
+)
+def test_options_that_go_are_taken_with_a_warning(
+    option: tuple[str, ...], instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ("compress", "not-there", "--out", "out", "--kv-ratio", "0.5", "--device", "cpu")
+    assert main([*line, *option]) == 1
+    warning = capsys.readouterr().err.splitlines()[0]
+    assert option[0] in warning
+    assert instead in warning

@@ -1,6 +1,7 @@
 """`vllm-gac compress`: turn a dense model directory into a smaller one."""
 
 import argparse
+import logging
 from pathlib import Path
 
 from vllm_gac.cli.budgets import print_budgets
@@ -28,6 +29,24 @@ from vllm_gac.options import options_of
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress.request import CompressRequest
 
+logger = logging.getLogger(__name__)
+
+# Options of `plan` that `compress` still takes in this release, and those that go with it.
+_MOVED_TO_PLAN = (
+    "minimize",
+    "align",
+    "key_form",
+    "key_group",
+    "value_group",
+    "tensor_parallel_size",
+    "latency",
+    "latency_ratio",
+    "decode_batch",
+    "decode_context",
+    "prefill_tokens",
+)
+_DEPRECATED = ("no_refit", "sequence_length")
+
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb."""
@@ -39,8 +58,8 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
     # First what most users need; sections follow with the rest.
-    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the new one")
-    keep = add_planning(parser)
+    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="output directory")
+    keep = add_planning(parser, _MOVED_TO_PLAN)
     parser.add_argument(
         "--calibration",
         nargs="+",
@@ -57,7 +76,11 @@ def add_parser(verbs: Verbs) -> None:
         "are written and measured, and the best within it stays; 131072 tokens at most are read",
     )
     keep.add_argument(
-        "--plan", type=path, metavar="PLAN.json", help="dims to use, instead of all of these"
+        "--plan",
+        type=path,
+        metavar="PLAN.json",
+        help="what 'vllm-gac plan' has written, instead of budgets and methods; with --held-out, "
+        "the loss that it was made for is measured",
     )
     keep.add_argument(
         "--heal",
@@ -75,7 +98,7 @@ def add_parser(verbs: Verbs) -> None:
         metavar="STATS.safetensors",
         help="what calibrate has measured, instead of --calibration",
     )
-    add_options(CompressRequest, {"": keep, "run": how})
+    add_options(CompressRequest, {"": keep, "run": how}, _DEPRECATED)
     add_device(how)
     add_restart(how)
     add_json(how)
@@ -92,9 +115,10 @@ def run(args: argparse.Namespace) -> int:
         flag = options[next(iter(planning))].flags[0]
         args.usage_error(f"{flag} has no effect with --plan")
     if args.plan is None and not given(args, *BUDGETS):
-        args.usage_error("give --max-loss, --param-ratio, --kv-ratio, a --latency or a --plan")
+        args.usage_error("give --max-loss, --param-ratio, --kv-ratio or a --plan")
 
     request = request_of(args, CompressRequest)
+    _warn_of_deprecated(args)
 
     from vllm_gac.steps.compress.compress import compress
     from vllm_gac.steps.compress.inputs import held_out_text
@@ -145,3 +169,22 @@ def run(args: argparse.Namespace) -> int:
     which = f"{quoted(args.out)} --against {dense_model}"
     print(f"Measure it:  vllm-gac evaluate {which} --text {text}")
     return 0
+
+
+def _warn_of_deprecated(args: argparse.Namespace) -> None:
+    """Say what replaces options that the next release no longer takes."""
+    flags = {name: option.flags[0] for name, option in options_of(PlanRequest).items()}
+    moved = [flags[name] for name in given(args, *_MOVED_TO_PLAN)]
+    if moved:
+        logger.warning(
+            "%s: the next release takes this in 'vllm-gac plan' alone; give what that writes to "
+            "--plan",
+            ", ".join(moved),
+        )
+    if args.sequence_length is not None:
+        logger.warning(
+            "--sequence-length: the next release takes it in 'vllm-gac calibrate' alone; give what "
+            "that writes to --stats"
+        )
+    if args.no_refit:
+        logger.warning("--no-refit: goes with the next release; layers are always refitted")

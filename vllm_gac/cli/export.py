@@ -19,7 +19,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
     add_revision(parser)
-    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the new one")
+    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="output directory")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     add_restart(parser)
     add_json(parser)

@@ -46,7 +46,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--text", nargs="+", type=text_file, required=True, metavar="FILE", help=TEXTS
     )
-    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the new one")
+    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="output directory")
     parser.add_argument(
         "--held-out",
         nargs="+",

@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -41,21 +41,32 @@ def add_json(parser: Section) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
 
 
-def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
+def add_planning(
+    parser: argparse.ArgumentParser, hidden: Collection[str] = ()
+) -> "argparse._ArgumentGroup":
     """Add the options of a `PlanRequest`. One that is not given is None.
+
+    Args:
+        parser: The verb's parser.
+        hidden: Names of the fields whose options are accepted but not in --help.
 
     Returns:
         The section of those that say what to keep.
     """
     keep = parser.add_argument_group("what to keep, and how")
     time = parser.add_argument_group("predicted time of the decoder layers, on --gpu")
-    limit = time.add_mutually_exclusive_group()
-    add_options(PlanRequest, {"first": parser, "": keep, "time": time, "time limit": limit})
+    # Up to Python 3.12, argparse cannot print a usage without the options of such a group.
+    limit = time if "latency" in hidden else time.add_mutually_exclusive_group()
+    sections = {"first": parser, "": keep, "time": time, "time limit": limit}
+    add_options(PlanRequest, sections, hidden)
     return keep
 
 
-def add_options(request: type, groups: Mapping[str, Section]) -> None:
-    """Add those options of a request that are of one of the `groups`. One not given is None."""
+def add_options(request: type, groups: Mapping[str, Section], hidden: Collection[str] = ()) -> None:
+    """Add those options of a request that are of one of the `groups`. One not given is None.
+
+    Those of the fields in `hidden` are accepted but not in --help.
+    """
     for name, option in options_of(request).items():
         if option.group not in groups:
             continue
@@ -73,7 +84,8 @@ def add_options(request: type, groups: Mapping[str, Section]) -> None:
             values = {"metavar": option.metavar}
         elif isinstance(option.choices[0], int):
             values["type"] = int
-        groups[option.group].add_argument(*option.flags, dest=name, help=option.help, **values)
+        help_text = argparse.SUPPRESS if name in hidden else option.help
+        groups[option.group].add_argument(*option.flags, dest=name, help=help_text, **values)
 
 
 def request_of(args: argparse.Namespace, request: type[Request]) -> Request:

@@ -206,10 +206,10 @@ def best_plan(
 def _about_loss(
     request: PlanRequest, problem: Problem, layers: Sequence[LayerLayout], dense: ModelLayout
 ) -> dict[str, Any]:
-    """What the notes say of a loss that was asked for, and of bytes if these are the least."""
+    """What the notes say of a request with a loss, and of bytes if these are the objective."""
     if request.max_loss is None:
         return {}
-    about: dict[str, Any] = {"max_loss": request.max_loss}
+    about: dict[str, Any] = {"max_loss": request.max_loss, "request": request.changed()}
     if request.minimize == "bytes":
         dense_bytes, used = (problem.minimized(of) for of in (dense.layers, layers))
         about["bytes"] = {"dense": dense_bytes, "used": used}
@@ -224,8 +224,8 @@ def _no_slower_solution(
 ) -> tuple[Problem, Solution, list[str]]:
     """The best choice that is predicted to be no slower than the dense model, if there is one.
 
-    Who names a time may be given a slower one. Otherwise the dense model's is the limit if the best
-    choice without one exceeds it.
+    A request with a limit of time may get a slower one. Otherwise the dense model's time is the
+    limit if the best choice without a limit exceeds it.
 
     Returns:
         The problem, its solution, and what is to be known about predicted times.

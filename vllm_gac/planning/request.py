@@ -19,7 +19,7 @@ from vllm_gac.options import option, refuse_unexpected
 from vllm_gac.planning.allowed_dims import AllowedDims
 from vllm_gac.planning.memory_footprint import MemoryFootprint
 
-# What a plan within a loss has least of.
+# The objective of a plan within a loss.
 Minimized: TypeAlias = Literal["time", "bytes"]
 
 # By the budgets' names in plans.
@@ -83,8 +83,8 @@ class PlanRequest:
         kw_only=True,
         metadata=option(
             "--minimize",
-            "what --max-loss asks for the least of: predicted time, or bytes of the weights and of "
-            "the KV cache of all sequences (--decode-batch, --decode-context); default: time",
+            "the objective with --max-loss: predicted time, or bytes of the weights and of the KV "
+            "cache of all sequences (--decode-batch, --decode-context); default: time",
             choices=get_args(Minimized),
         ),
     )
@@ -122,13 +122,15 @@ class PlanRequest:
     key_group: int | None = field(
         default=None,
         metadata=option(
-            "--key-group", "key heads made one; default: whichever is best", choices=(1, 2)
+            "--key-group", "merge N key heads into one; default: whichever is best", choices=(1, 2)
         ),
     )
     value_group: int | None = field(
         default=None,
         metadata=option(
-            "--value-group", "value heads made one; default: whichever is best", choices=(1, 2)
+            "--value-group",
+            "merge N value heads into one; default: whichever is best",
+            choices=(1, 2),
         ),
     )
     tensor_parallel_size: int = field(
@@ -281,6 +283,11 @@ class PlanRequest:
                 f"of {' and '.join(_MEASURED_FP8)} alone"
             )
         return notes
+
+    def changed(self) -> dict[str, Any]:
+        """The fields that have another value than the default, as JSON values."""
+        default = PlanRequest().record()
+        return {name: value for name, value in self.record().items() if value != default[name]}
 
     def record(self) -> dict[str, Any]:
         """The request as JSON values. A resumed run compares them with its own."""

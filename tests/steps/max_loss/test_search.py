@@ -2,11 +2,16 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.command import error
+from tests.support.command import error, result
 from tests.support.dense_models import config, write, write_text
+from vllm_gac.planning.plan_file import Plan
+from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.compress.inputs import CompressInputs
+from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.max_loss.attempt import Attempt
 from vllm_gac.steps.max_loss.search import MAX_TRIES, next_expected
 
@@ -69,6 +74,27 @@ def test_what_cannot_be_measured_is_refused(
     write_text(tmp_path / "other.txt", 999)
     (tmp_path / "short.txt").write_text("few words")
     line = ("compress", "dense", "--out", "out", "--calibration", "text.txt", "--device", "cpu")
-    line = (*line, "--sequence-length", "64")
     assert said in error(capsys, *line, *args)
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_the_loss_that_a_plan_was_made_for_can_be_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dense, plan = tmp_path / "dense", tmp_path / "plan.json"
+    write(dense, config())
+    texts = [write_text(tmp_path / f"{name}.txt", n) for name, n in (("text", 3000), ("held", 999))]
+    options = ("--minimize", "bytes", "--decode-batch", 8)
+    result(capsys, "plan", dense, "--max-loss", "1%", *options, "--out", plan)
+    how: dict[str, Any] = {"stats": None, "heal": ()}
+    inputs = CompressInputs.open(
+        dense, plan, CompressRequest(), calibration=texts[:1], held_out=texts[1:], **how
+    )
+    request = PlanRequest(max_loss=0.01, minimize="bytes", decode_batch=8)
+    assert isinstance(inputs.plan, PlanRequest)
+    assert inputs.plan.record() == request.record()
+    assert inputs.held_out == texts[1:]
+    alone = CompressInputs.open(
+        dense, plan, CompressRequest(), calibration=texts[:1], held_out=(), **how
+    )
+    assert isinstance(alone.plan, Plan)

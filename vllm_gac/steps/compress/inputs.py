@@ -12,6 +12,7 @@ from vllm_gac.compression.measured import covariances_for, metrics_for
 from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.options import options_of
 from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_layout, read_plan
 from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
@@ -64,7 +65,7 @@ class CompressInputs:
         """
         checkpoint = open_dense(directory)
         auxiliary_files(directory)  # refuses files that cannot be copied before the work begins
-        plan = _plan(requested, checkpoint)
+        plan = _plan(requested, checkpoint, by_loss=bool(held_out))
         layout = planned_layout(checkpoint, plan) if isinstance(plan, Plan) else None
         shrinks = layout != checkpoint.layout
         if calibration and stats is not None:
@@ -103,13 +104,23 @@ def held_out_text(model: Path) -> Path | None:
     return demo.HELD_OUT if is_demo and demo.HELD_OUT.is_file() else None
 
 
-def _plan(requested: PlanRequest | Plan | Path, checkpoint: Checkpoint) -> Plan | PlanRequest:
-    """The plan that was given, or that keeps everything; else what to plan for."""
+def _plan(
+    requested: PlanRequest | Plan | Path, checkpoint: Checkpoint, by_loss: bool
+) -> Plan | PlanRequest:
+    """The plan that was given, or that keeps everything; else what to plan for.
+
+    `by_loss`: the request of a plan within a loss, so that the loss is measured.
+    """
     if isinstance(requested, Path):
-        return read_plan(requested, checkpoint)
-    if isinstance(requested, Plan):
+        requested = read_plan(requested, checkpoint)
+    elif isinstance(requested, Plan):
         check_plan(requested, checkpoint)
-        return requested
+    if isinstance(requested, Plan):
+        noted = requested.notes.get("request") if by_loss else None
+        if not isinstance(noted, dict):
+            return requested
+        known = options_of(PlanRequest)
+        requested = PlanRequest(**{name: noted[name] for name in known if name in noted})
     if requested.keeps_everything:
         return dense_plan(checkpoint)
     Problem(requested, checkpoint).check_feasible()
@@ -144,7 +155,9 @@ def _held_out(model: Path, given: Sequence[str | Path], plan: Plan | PlanRequest
     """The texts that the loss is measured on; empty if none was asked for."""
     if isinstance(plan, Plan) or plan.max_loss is None:
         if given:
-            raise CheckpointError("--held-out has no effect without --max-loss")
+            raise CheckpointError(
+                "--held-out has no effect without --max-loss, or a plan made with it"
+            )
         return []
     if given:
         return text_files(given, "measure the loss on")
