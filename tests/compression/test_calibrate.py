@@ -13,7 +13,7 @@ from tests.support.dense_models import config, write, write_text
 from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
-from vllm_gac.compression.measured import STATISTICS, covariances_for
+from vllm_gac.compression.measured import STATISTICS, covariances_of, making
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import embed, layer_forward, layer_weights, reference
 from vllm_gac.compression.statistics_file import check_stats
@@ -225,7 +225,7 @@ def test_a_plan_that_shrinks_more_than_was_calibrated_for_is_refused(
     checkpoint = open_checkpoint(model)
     narrow = replace(checkpoint.layout.layers[1], intermediate_size=48)
     layout = replace(checkpoint.layout, layers=(checkpoint.layout.layers[0], narrow))
-    needed = covariances_for(checkpoint.layout, layout)
+    needed = covariances_of(making(checkpoint.layout, layout))
     assert needed == ["mlp.down_proj"]
     with pytest.raises(CheckpointError, match=r"nothing is known of the input of mlp\.down_proj"):
         check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.config_sha256, needed=needed)

@@ -22,8 +22,8 @@ from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.measured import (
     Measured,
     covariances_of,
-    largest_value_group,
     metrics_of,
+    to_measure,
 )
 from vllm_gac.compression.probes import DRAWS
 from vllm_gac.compression.statistics_file import FORMAT
@@ -100,12 +100,14 @@ def test_the_guide_has_the_text_and_the_statistics_of_an_8b_model() -> None:
     assert f"For 8B that is {ENOUGH * width:,} tokens" in guide
 
     def gigabytes(*methods: str) -> str:
+        group = 2
+        used = to_measure(layout, methods, group)
         metadata = {
             "format": FORMAT,
-            "value_group": str(largest_value_group(layout)),
+            "value_group": str(group),
             "methods": ",".join(methods),
-            "covariances": ",".join(covariances_of(methods)),
-            "metrics": ",".join(metrics_of(methods)),
+            "covariances": ",".join(covariances_of(used)),
+            "metrics": ",".join(metrics_of(used)),
             "tokens": str(ENOUGH * width),
             "sequence_length": "512",
             "probe_tokens": "0",

@@ -17,7 +17,7 @@ from vllm_gac.compression import passes
 from vllm_gac.compression.backward import entering_states, head_gradients
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
-from vllm_gac.compression.methods.lowrank import LowRank
+from vllm_gac.compression.methods.lowrank import Factors
 from vllm_gac.compression.methods.statistics import metric_of, of_input
 from vllm_gac.compression.output_metrics import measure_output_metrics
 from vllm_gac.compression.passes import observe_layer
@@ -104,7 +104,7 @@ def test_the_error_of_a_rank_is_the_nats_per_token_that_it_loses() -> None:
         stats = {**stats, **{metric_of(name): m for name, m in metrics[index].items()}}
         layer = MeasuredLayer(model.layout, of_layer, stats, model.inv_freq)
         for linear in LINEARS:
-            errors = LowRank(linear).errors(layer)
+            errors = Factors(linear).errors(layer)
             rank = len(errors) - 3
             target = replace(model.layout.layers[index], ranks=MappingProxyType({linear: rank}))
             small = {

@@ -10,9 +10,9 @@ import torch
 from tests.support.dense_models import config, write, write_text
 from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.measured import HELD, shrink_covariances
+from vllm_gac.compression.measured import HELD, shrink_covariances, to_measure
 from vllm_gac.compression.methods.base import MeasuredLayer
-from vllm_gac.compression.methods.compress_layer import compress_layer, measurable_methods
+from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.probes import probes, whole_sequences
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.compression.statistics_file import (
@@ -79,7 +79,7 @@ def test_curves_fall_to_zero_are_convex_and_meet_the_probes(
     measured = check_stats(stats, dense, checkpoint.config_sha256)
     losses = read_losses(stats, dense, measured)
     for layer in losses:
-        assert set(layer) == {c.name for c in measurable_methods(dense, METHODS, 2)}
+        assert set(layer) == {c.name for c in to_measure(dense, METHODS, 2)}
         for name, curve in layer.items():
             assert np.isfinite(curve).all()
             assert curve[-1] == pytest.approx(0, abs=1e-9)
@@ -120,7 +120,7 @@ def test_a_curve_is_in_proportion_to_errors_and_meets_its_probe(lost: float) -> 
     full = dense.layers[0].intermediate_size
     errors = [{"width": (1 - np.arange(full + 1) / full) ** 2}]
     tried = probes(dense, ("prune",))
-    curve = measured_losses(tried, errors, np.array([[lost]]))[0]["width"]
+    curve = measured_losses(dense, tried, errors, np.array([[lost]]))[0]["width"]
     probed = tried[0].layer.intermediate_size
     assert curve[probed] == pytest.approx(max(lost, 0), abs=1e-11)
     np.testing.assert_allclose(

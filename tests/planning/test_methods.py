@@ -1,46 +1,69 @@
-"""Each method has what it owes: fields, statistics, probes, curves of losses, and candidates."""
+"""Each method has what it owes; one that the package does not have needs two files."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from tests.support.dense_models import config
+from tests.compression.methods.query_heads import QueryHeads
+from tests.support.dense_models import config, write, write_text
 from tests.support.measured_layers import made_up_losses
-from vllm_gac.compression.measured import covariances_for, covariances_of
-from vllm_gac.compression.methods.compress_layer import measurable_methods
-from vllm_gac.compression.probes import METHOD_COMPONENTS, probes
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.compression.measured import covariances_of, making, to_measure
+from vllm_gac.compression.methods.registry import METHODS, Entry, component_of, methods_of
+from vllm_gac.compression.probes import probes
+from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.layout.dims import LayerLayout, layout_of
-from vllm_gac.layout.schema import CHANGED_BY, METHODS, Method
 from vllm_gac.planning.knapsack_items import part_candidates
-from vllm_gac.planning.losses import component_of, measured_losses
-from vllm_gac.planning.prior_losses import prior_losses
+from vllm_gac.planning.losses import measured_losses, prior_losses
+from vllm_gac.planning.plan_file import planned_layout
+from vllm_gac.planning.planner import plan, prior_plan
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.calibrate.calibrate import calibrate
+from vllm_gac.steps.calibrate.request import CalibrateRequest
+from vllm_gac.steps.compress.compress import compress
+from vllm_gac.steps.compress.request import CompressRequest
 
 DENSE = layout_of(config())
 FIELDS = [field.name for field in fields(LayerLayout)]
+EVERY = pytest.mark.parametrize("method", [*METHODS, "queries"])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_method_has_what_it_owes(method: Method) -> None:
-    components = METHOD_COMPONENTS[method]
-    names = [c.name for c in measurable_methods(DENSE, [method], 2)]
-    assert {component_of(name) for name in names} == {*components}
-    assert covariances_of([method])
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method more in the registry: all of it is in tests/compression/methods/query_heads.py."""
+    monkeypatch.setitem(METHODS, "queries", Entry(QueryHeads, "fewer query heads"))
+
+
+@EVERY
+def test_a_method_has_what_it_owes(method: str) -> None:
+    (owner,) = methods_of([method])
+    names = [c.name for c in to_measure(DENSE, [method], 2)]
+    assert {component_of(name) for name in names} == {*owner.components}
+    assert covariances_of(to_measure(DENSE, [method], 2))
     tried = probes(DENSE, [method])
-    assert {probe.component for probe in tried} == {*components}
+    assert [probe.component for probe in tried] == [*owner.components]
     assert all(probe.layer != DENSE.layers[0] for probe in tried)
-    errors = [{name: curve for name, curve in made_up_losses(DENSE)[0].items() if name in names}]
-    lost = np.array([[0.1] * len(components)])
-    measured = measured_losses(tried, errors, lost)[0]
+    curves = made_up_losses(DENSE)[0] | {"queries": np.linspace(1, 0, 5)}
+    errors = [{name: curve for name, curve in curves.items() if name in names}]
+    lost = np.array([[0.1] * len(owner.components)])
+    measured = measured_losses(DENSE, tried, errors, lost)[0]
     assert measured.keys() == {*names}
     assert all(0.1 <= curve[0] < 100 for name, curve in measured.items() if "rank" not in name)
-    assert {*names} <= prior_losses(DENSE)[0].keys()
+    prior = prior_losses(DENSE, [method])[0]
+    assert prior.keys() == {*names}
+    values = [*owner.dim_values(DENSE, DENSE.layers[0])]
+    assert {value.curve for value in values} <= prior.keys()
+    scaled = {name for value in values for name in value.scales}
+    assert all(name in scaled or component_of(name) in scaled for name in names)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_all_that_a_method_makes_is_a_candidate_with_its_loss(method: Method) -> None:
-    whole, curves = DENSE.layers[0], made_up_losses(DENSE)[0]
+@EVERY
+def test_all_that_a_method_makes_is_a_candidate_with_its_loss(method: str) -> None:
+    (owner,) = methods_of([method])
+    whole, curves = DENSE.layers[0], made_up_losses(DENSE)[0] | {"queries": np.linspace(1, 0, 5)}
     forms = ("rotary", "latent")  # auto leaves out what is slow in so small a model
     requests = [PlanRequest(methods=[method], key_form=form) for form in forms]
     parts = [part for request in requests for part in part_candidates(DENSE, request, None)]
@@ -48,26 +71,48 @@ def test_all_that_a_method_makes_is_a_candidate_with_its_loss(method: Method) ->
     for part in parts:
         for layer in part.layers:
             made = replace(DENSE, layers=(layer,) * len(DENSE.layers))
-            assert layer == whole or covariances_for(DENSE, made)
+            assert layer == whole or covariances_of(making(DENSE, made))
             assert part.put(whole, layer) == layer
+            owner.check(DENSE, layer, "")
             changed |= {x for x in FIELDS if getattr(layer, x) != getattr(whole, x)}
-    assert changed == {*CHANGED_BY[method]}
-    for name in (compressor.name for compressor in measurable_methods(DENSE, [method], 2)):
+    assert changed == {*owner.fields}
+    for name in (compressor.name for compressor in to_measure(DENSE, [method], 2)):
         worse = {**curves, name: curves[name] + 1}
         assert any((part.losses(worse) > part.losses(curves)).any() for part in parts), name
 
 
 def test_one_method_changes_each_field_of_a_layer() -> None:
-    changed = [name for method in METHODS for name in CHANGED_BY[method]]
-    assert sorted([*changed, "query_heads"]) == sorted(FIELDS)
+    changed = [name for method in methods_of(METHODS) for name in method.fields]
+    assert sorted(changed) == sorted(FIELDS)
 
 
 def test_errors_without_probes_are_not_dropped() -> None:
     tried = probes(DENSE, ["prune"])
     measured = np.full((1, len(tried)), 0.1)
     curve = np.linspace(1, 0, DENSE.layers[0].intermediate_size + 1)
-    assert measured_losses(tried, [{"width": curve}], measured)[0].keys() == {"width"}
-    with pytest.raises(
-        ValueError, match="depth: begins with no component that has probes: rotary, "
-    ):
-        measured_losses(tried, [{"width": curve, "depth": curve}], measured)
+    assert measured_losses(DENSE, tried, [{"width": curve}], measured)[0].keys() == {"width"}
+    with pytest.raises(ValueError, match="depth"):
+        measured_losses(DENSE, tried, [{"width": curve, "depth": curve}], measured)
+
+
+@pytest.mark.parametrize(
+    ("methods", "ratio"), [(("queries",), 0.9), (("heads", "prune", "queries"), 0.6)]
+)
+def test_a_made_up_method_goes_from_calibration_to_weights(
+    methods: tuple[str, ...], ratio: float, tmp_path: Path
+) -> None:
+    model, text = write(tmp_path / "model", config()), write_text(tmp_path / "text.txt")
+    stats, out = tmp_path / "stats", tmp_path / "out"
+    run = CalibrateRequest(methods=methods, max_tokens=1024, sequence_length=128)
+    calibrate(model, [text], stats, run, progress=False)
+    request = PlanRequest(param_ratio=ratio, methods=methods)
+    found = plan(model, request, stats)
+    assert found.expected_loss
+    compress(model, out, found, CompressRequest(), stats=stats, progress=False)
+    small = open_checkpoint(out)
+    assert small.layout.layers == planned_layout(open_checkpoint(model), found).layers
+    assert min(layer.query_heads for layer in small.layout.layers) == 2
+    with small.reader() as read, torch.inference_mode():
+        assert logits(reference(small), read, torch.arange(128)[None]).isfinite().all()
+    prior = prior_plan(open_checkpoint(model), request)
+    assert prior.methods == [*methods]

@@ -22,6 +22,7 @@ from tests.support.old_profile import without_fp8
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.rules import QuantizationMultiples, align
 from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.compression.methods.heads.method import attention_candidates
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.decode_fit import check_layer
 from vllm_gac.gpu.latency.deployment import Deployment
@@ -33,9 +34,8 @@ from vllm_gac.gpu.latency.layer import (
 from vllm_gac.gpu.profile_files import read_profile, shipped_profiles, write_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, layout_of
 from vllm_gac.planning import problem
-from vllm_gac.planning.candidates import attention_candidates
-from vllm_gac.planning.knapsack_items import part_candidates, part_parameters
-from vllm_gac.planning.losses import with_fp8_keys
+from vllm_gac.planning.knapsack_items import RequestChoices, part_candidates, part_parameters
+from vllm_gac.planning.losses import with_fp8_cache
 from vllm_gac.planning.memory_footprint import MemoryFootprint
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.planning.planner import best_plan, prior_plan
@@ -465,7 +465,7 @@ def test_attention_that_no_kernel_serves_is_no_candidate(form: str, cache: str) 
     itemsizes = (1,) if cache == "fp8" else (2,)
     for size in (128, 256):
         dense = layout_of(config(**LLAMA_8B | {"head_dim": size}))
-        every = [*attention_candidates(dense, request.allowed_dims, form, None, None)]
+        every = [*attention_candidates(RequestChoices(dense, request, None, False))]
         (part,) = part_candidates(dense, request, None)
         for layer in part.layers:
             check_layer(dense, layer, itemsizes=itemsizes)
@@ -583,7 +583,7 @@ def test_keys_that_fp8_rounds_away_are_cached_as_latents(models: dict[str, Check
     forms = {
         fp8: [
             (layer.key.form, layer.key.size)
-            for layer in best_plan(big, with_fp8_keys(losses) if fp8 else losses, whole).layers
+            for layer in best_plan(big, with_fp8_cache(losses) if fp8 else losses, whole).layers
         ]
         for fp8 in (False, True)
     }

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.compression.methods.registry import METHODS
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LINEARS, breakeven_rank
+from vllm_gac.planning.losses import prior_losses
 from vllm_gac.planning.plan_file import planned_layout
 from vllm_gac.planning.planner import prior_plan
-from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.request import PlanRequest
 
 
@@ -104,7 +105,7 @@ def test_losses_are_convex_and_nothing_is_lost_without_compression(
 ) -> None:
     """Losses are strictly convex, so equal layers get nearly equal dims."""
     dense = models["demo"].layout
-    curves, own = prior_losses(dense)[0], dense.layers[0]
+    curves, own = prior_losses(dense, METHODS)[0], dense.layers[0]
     assert {name for name in curves if not name.startswith("rank.")} == {
         *("rotary1", "rotary2", "latent1", "latent2", "value1", "value2", "width"),
     }
@@ -128,7 +129,7 @@ def test_the_losses_of_all_layers_are_the_models(models: dict[str, Checkpoint]) 
     """At half the width, the tables have 0.4 nats."""
     for name in ("demo", "8B"):
         dense = models[name].layout
-        losses = prior_losses(dense)
+        losses = prior_losses(dense, METHODS)
         half = dense.layers[0].intermediate_size // 2
         total = sum(layer["width"][half] for layer in losses)
         assert total == pytest.approx(0.4, rel=0.1)

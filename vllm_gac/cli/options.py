@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -82,7 +82,7 @@ def add_options(request: type, groups: Mapping[str, Section], hidden: Collection
             values = {"type": parse, "metavar": option.metavar or metavar}
         elif option.choices is None:
             values = {"metavar": option.metavar}
-        elif isinstance(option.choices[0], int):
+        elif isinstance(next(iter(option.choices)), int):
             values["type"] = int
         help_text = argparse.SUPPRESS if name in hidden else option.help
         groups[option.group].add_argument(*option.flags, dest=name, help=help_text, **values)
@@ -213,7 +213,7 @@ def loss(text: str) -> float:
     return value
 
 
-def names_of(known: Sequence[object]) -> Callable[[str], list[str]]:
+def names_of(known: Collection[object]) -> Callable[[str], list[str]]:
     """A parser of some of the `known` names, separated by commas. Repeated names are dropped."""
 
     def parse(text: str) -> list[str]:

@@ -3,25 +3,24 @@
 The metadata of stats.safetensors say it (statistics_file.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 
 from vllm_gac.compression.methods.base import MERGEABLE, Compressor
-from vllm_gac.compression.methods.compress_layer import measurable_methods
+from vllm_gac.compression.methods.compress_layer import compressors
+from vllm_gac.compression.methods.registry import METHODS, methods_of
 from vllm_gac.compression.methods.statistics import (
     NORMED_KEYS,
     QUERY_ENERGY,
-    input_of,
     metric_of,
     of_input,
 )
 from vllm_gac.compression.probes import probes, whole_sequences
 from vllm_gac.compression.shrinkage import toward_diagonal
 from vllm_gac.layout.dims import LINEARS, ModelLayout
-from vllm_gac.layout.schema import METHODS
 
 # The fp64 covariance [n, n] of the input of each linear, by the linear's name. Beside them the
 # metrics of outputs, by `metric_of`, and, of models with q_norm and k_norm, NORMED_KEYS and
@@ -32,11 +31,6 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 STATISTICS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
 # The text that was fitted to, and the text that was set aside; and what probes lose on the latter.
 TOKENS, HELD, PROBES, WHOLE = "tokens", "held", "probes", "whole"
-_NEEDED_BY: Mapping[str, Sequence[str]] = {
-    "heads": ("self_attn.q_proj", "self_attn.o_proj"),
-    "prune": ("mlp.down_proj",),
-    "lowrank": STATISTICS,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +102,7 @@ class Measured:
 
     def compressors(self, layout: ModelLayout) -> list[Compressor]:
         """The methods whose errors are measured, in a model of `layout`."""
-        return list(measurable_methods(layout, self.methods, self.value_group))
+        return to_measure(layout, self.methods, self.value_group)
 
     def shapes(self, layout: ModelLayout) -> Shapes:
         """The shape of every tensor of the file, in the order of the file."""
@@ -165,11 +159,6 @@ def _count(metadata: Mapping[str, str], key: str) -> int:
     return int(number)
 
 
-def largest_value_group(layout: ModelLayout) -> int:
-    """How many value heads can be merged into one at most, in a model of `layout`."""
-    return max(group for group in MERGEABLE if layout.num_key_value_heads % group == 0)
-
-
 def layer_shapes(layout: ModelLayout, value_group: int) -> dict[str, tuple[int, int]]:
     """The shape of each covariance of a layer of a dense model."""
     attended = layout.num_attention_heads * value_group * layout.head_dim
@@ -179,24 +168,29 @@ def layer_shapes(layout: ModelLayout, value_group: int) -> dict[str, tuple[int, 
     return {name: (size, size) for name, size in zip(STATISTICS, sizes, strict=True)}
 
 
-def covariances_of(methods: Sequence[str]) -> list[str]:
-    """The linear layers whose input covariances `methods` need."""
-    needed = {name for method in methods for name in _NEEDED_BY[method]}
+def to_measure(dense: ModelLayout, methods: Sequence[str], value_group: int) -> list[Compressor]:
+    """What `methods` have calibration measure of a dense model.
+
+    Up to `value_group` value heads can be merged into one.
+    """
+    return [c for method in methods_of(methods) for c in method.measured(dense, value_group)]
+
+
+def making(dense: ModelLayout, layout: ModelLayout) -> list[Compressor]:
+    """What makes `layout` of a dense model; some of it several times."""
+    return [c for layer in layout.layers for c in compressors(dense, layer)]
+
+
+def covariances_of(used: Iterable[Compressor]) -> list[str]:
+    """The linear layers whose input covariances these need."""
+    needed = {name for compressor in used for name in compressor.inputs}
     return [name for name in STATISTICS if name in needed]
 
 
-def covariances_for(dense: ModelLayout, layout: ModelLayout) -> list[str]:
-    """The linear layers whose input covariances are needed to make `layout` from `dense`."""
-    needed = set()
-    for before, after in zip(dense.layers, layout.layers, strict=True):
-        if after.key != before.key:
-            needed.add("self_attn.q_proj")
-        if after.value != before.value:
-            needed.add("self_attn.o_proj")
-        if after.intermediate_size != before.intermediate_size:
-            needed.add("mlp.down_proj")
-        needed |= {input_of(linear) for linear in after.ranks}
-    return [name for name in STATISTICS if name in needed]
+def metrics_of(used: Iterable[Compressor]) -> list[str]:
+    """The linear layers whose metrics these need."""
+    needed = {name for compressor in used for name in compressor.metrics}
+    return [name for name in LINEARS if name in needed]
 
 
 def metric_shapes(layout: ModelLayout) -> dict[str, tuple[int, int]]:
@@ -206,16 +200,6 @@ def metric_shapes(layout: ModelLayout) -> dict[str, tuple[int, int]]:
         out, into = layout.linear_shape(layout.layers[0], name)
         sizes[name] = into if of_input(name) else out
     return {name: (size, size) for name, size in sizes.items()}
-
-
-def metrics_of(methods: Sequence[str]) -> list[str]:
-    """The linear layers whose metrics `methods` need."""
-    return list(LINEARS) if "lowrank" in methods else []
-
-
-def metrics_for(layout: ModelLayout) -> list[str]:
-    """The linear layers whose metrics are needed to make `layout` of a dense model."""
-    return [name for name in LINEARS if any(name in layer.ranks for layer in layout.layers)]
 
 
 def shrink_covariances(stats: LayerStats, tokens: int) -> LayerStats:

@@ -30,7 +30,7 @@ from vllm_gac.compression.measured import (
     metric_shapes,
     shrink_covariances,
 )
-from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.base import MeasuredLayer, Probe
 from vllm_gac.compression.methods.statistics import (
     NORMED_KEYS,
     QUERY_ENERGY,
@@ -42,7 +42,6 @@ from vllm_gac.compression.outliers import clip_weights, size_limit
 from vllm_gac.compression.output_metrics import measure_output_metrics
 from vllm_gac.compression.probes import (
     DRAWS,
-    Probe,
     divergences,
     measure_gradients,
     measure_layer,

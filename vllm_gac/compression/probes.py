@@ -17,17 +17,15 @@ beside the dense model, layer by layer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch.nn.functional import kl_div
 
 from vllm_gac.checkpoint.open import TensorReader
 from vllm_gac.compression.backward import ROWS, backward
-from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.base import MeasuredLayer, Probe
 from vllm_gac.compression.methods.compress_layer import compress_layer
+from vllm_gac.compression.methods.registry import methods_of
 from vllm_gac.compression.reference_model import (
     Reference,
     after_mlp,
@@ -39,32 +37,9 @@ from vllm_gac.compression.reference_model import (
     project,
     unembed,
 )
-from vllm_gac.layout.dims import (
-    LINEARS,
-    KeyLayout,
-    LayerLayout,
-    ModelLayout,
-    ValueLayout,
-    breakeven_rank,
-)
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.texts.token_text import evenly_spread
 
-Component: TypeAlias = Literal["rotary", "latent", "value", "width", "rank.self_attn", "rank.mlp"]
-COMPONENTS: tuple[Component, ...] = get_args(Component)
-METHOD_COMPONENTS: Mapping[str, tuple[Component, ...]] = {
-    "heads": ("rotary", "latent", "value"),
-    "prune": ("width",),
-    "lowrank": ("rank.self_attn", "rank.mlp"),
-}
-# Shares of the dense dim, for ranks of the parameters. Plans have dims like these.
-_SHARES: Mapping[Component, float] = {
-    "rotary": 0.75,
-    "latent": 0.5,
-    "value": 0.625,
-    "width": 0.8,
-    "rank.self_attn": 0.8,
-    "rank.mlp": 0.8,
-}
 # Of the next token of every token.
 DRAWS = 2
 # Sequences that the whole models run on, at most.
@@ -73,46 +48,9 @@ _WHOLE_SEQUENCES = 8
 _STEP, _MIN_POSITIONS = 8, 64
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """The dims of a layer in which one part is smaller."""
-
-    component: Component
-    layer: LayerLayout
-
-
 def probes(dense: ModelLayout, methods: Sequence[str]) -> list[Probe]:
     """The probes of any layer of `dense`, one for every part."""
-    components = [
-        component
-        for method in METHOD_COMPONENTS
-        if method in methods
-        for component in METHOD_COMPONENTS[method]
-    ]
-    return [
-        Probe(component, _smaller(dense, component, _SHARES[component])) for component in components
-    ]
-
-
-def _smaller(dense: ModelLayout, component: Component, share: float) -> LayerLayout:
-    layer, heads = dense.layers[0], dense.num_key_value_heads
-    match component:
-        case "rotary":
-            size = max(2, int(dense.head_dim * share) // 2 * 2)
-            return replace(layer, key=KeyLayout("rotary", heads, size, rope_table=True))
-        case "latent":
-            size = max(1, int(dense.head_dim * share))
-            return replace(layer, key=KeyLayout("latent", heads, size))
-        case "value":
-            return replace(layer, value=ValueLayout(heads, max(1, int(dense.head_dim * share))))
-        case "width":
-            width = max(1, int(layer.intermediate_size * share))
-            return replace(layer, intermediate_size=width)
-    ranks = {}
-    for name in LINEARS:
-        if name.startswith(component.removeprefix("rank.")):
-            ranks[name] = max(1, int(breakeven_rank(dense, layer, name, share)))
-    return replace(layer, ranks=MappingProxyType(ranks))
+    return [probe for method in methods_of(methods) for probe in method.probes(dense)]
 
 
 def positions(length: int) -> torch.Tensor:

@@ -42,7 +42,16 @@ import torch
 from numpy.typing import NDArray
 
 from vllm_gac.checkpoint.headers import open_safetensors
-from vllm_gac.compression.measured import HELD, PROBES, TOKENS, WHOLE, LayerStats, Measured
+from vllm_gac.compression.measured import (
+    HELD,
+    PROBES,
+    TOKENS,
+    WHOLE,
+    LayerStats,
+    Measured,
+    metrics_of,
+    to_measure,
+)
 from vllm_gac.compression.methods.statistics import NORMED_KEYS, QUERY_ENERGY, metric_of
 from vllm_gac.errors import CheckpointError, PlanError, VersionError
 from vllm_gac.layout.dims import ModelLayout
@@ -124,17 +133,19 @@ def check_stats(
     return measured
 
 
-def check_methods(path: Path, measured: Measured, methods: Sequence[str]) -> None:
+def check_methods(
+    path: Path, measured: Measured, dense: ModelLayout, methods: Sequence[str]
+) -> None:
     """Raise PlanError unless `methods` can be planned with the statistics at `path`."""
     if missing := sorted(set(methods) - set(measured.methods)):
         raise PlanError(
             f"{path}: calibrated for {measured.metadata['methods']}, not for {', '.join(missing)}; "
             "calibrate again with --method"
         )
-    if "lowrank" in methods and not measured.metrics:
+    if not measured.metrics and metrics_of(to_measure(dense, methods, measured.value_group)):
         raise PlanError(
-            f"{path}: nothing was measured of the outputs of linears, which lowrank needs; "
-            "calibrate again"
+            f"{path}: nothing was measured of the outputs of linears, which "
+            f"{', '.join(methods)} need; calibrate again"
         )
 
 

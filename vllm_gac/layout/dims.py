@@ -5,7 +5,7 @@ derives a dim by itself. A dense model is a layout, too: the one without any com
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
@@ -296,13 +296,6 @@ class ModelLayout:
             "layers": [layer.section() for layer in self.layers],
             "source": dict(source or {}),
         }
-
-
-def experts_fault(layout: ModelLayout, methods: Sequence[str]) -> str | None:
-    """The message if one of `methods` would compress experts, which none can; or None."""
-    if layout.experts is None or set(methods) == {"heads"}:
-        return None
-    return "has experts, which stay as they are, beside attention; give --method heads"
 
 
 def breakeven_rank(

@@ -1,4 +1,6 @@
-"""Integers rounded up to whole blocks, tiles and granules."""
+"""Integers rounded up to whole blocks, tiles and granules, and picked evenly."""
+
+from collections.abc import Sequence
 
 # 16 bytes are so many 16-bit elements. Kernels read as many at once, so head sizes are multiples of
 # it; and each part of a fused output begins at one, or the next GEMM is slow.
@@ -13,3 +15,9 @@ def ceil_div(number: int, divisor: int) -> int:
 def round_up(number: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `number`."""
     return ceil_div(number, multiple) * multiple
+
+
+def evenly_spread(rising: Sequence[int], most: int) -> list[int]:
+    """Pick at most `most` of the dims, evenly spread. The last dim is always among them."""
+    count = min(len(rising), most)
+    return [rising[(i + 1) * len(rising) // count - 1] for i in range(count)]

@@ -7,8 +7,7 @@ types, too. Our own formats forbid unknown keys, so that a typo is an error, not
 
 import math
 import reprlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -64,18 +63,7 @@ Ratio = Annotated[float, Field(gt=0, le=1)]
 # measured, and near enough to one another that their products and ratios are numbers.
 Positive = Annotated[float, between(1e-6, 1e9)]
 
-# Which parts compression may shrink, the roles of dims, and the alignment strategies
-# (alignment/rules.py).
-Method = Literal["heads", "prune", "lowrank"]
-METHODS: tuple[Method, ...] = get_args(Method)
-# Those of a plan that names none and has no loss to keep to.
-USUAL_METHODS: tuple[Method, ...] = ("heads", "prune")
-# The fields of a layer (layout/dims.py: LayerLayout) that each changes. None changes query_heads.
-CHANGED_BY: Mapping[Method, tuple[str, ...]] = {
-    "heads": ("key", "value"),
-    "prune": ("intermediate_size",),
-    "lowrank": ("ranks",),
-}
+# The roles of dims, and the alignment strategies (alignment/rules.py).
 Role = Literal["head", "rank", "width"]
 Strategy = Literal["none", "minimal", "measured"]
 

@@ -6,7 +6,7 @@ the fields, so that an option is written once.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
@@ -37,7 +37,7 @@ class Option:
     flags: tuple[str, ...]
     help: str
     kind: Kind = "text"
-    choices: Sequence[str | int] | None = None
+    choices: Collection[str | int] | None = None
     least: float = 1
     most: float = 10**15
     metavar: str | None = None
@@ -68,7 +68,7 @@ class Option:
         return None
 
     def _are_known(self, value: object) -> bool:
-        known = self.choices or ()
+        known = [*(self.choices or ())]
         return isinstance(value, Iterable) and all(name in known for name in value)
 
     @property

@@ -1,11 +1,11 @@
 """The dims that an alignment strategy allows, up to the dense one."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from vllm_gac.alignment import rules
 from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
+from vllm_gac.layout.rounding import evenly_spread
 from vllm_gac.layout.schema import Role, Strategy
 
 # Preferred steps between dims by role, and how often a step must fit into the dense dim. The first
@@ -54,9 +54,3 @@ def _allowed_dims(
         dims = {d for d in dims if d % step == 0 or d == full}
     rising = sorted(dims)
     return tuple(evenly_spread(rising, _MAX_DIMS[role]))
-
-
-def evenly_spread(rising: Sequence[int], max_count: int) -> list[int]:
-    """Pick at most `max_count` of the dims, evenly spread. The last dim is always among them."""
-    count = min(len(rising), max_count)
-    return [rising[(i + 1) * len(rising) // count - 1] for i in range(count)]

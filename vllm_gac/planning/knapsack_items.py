@@ -1,23 +1,19 @@
 """The candidates for each part of a layer: its attention, its MLP, or a single linear.
 
-A candidate for the attention fixes everything about it: the form of the keys, the heads, r_k, r_v,
-and the ranks of its linear layers if the plan may factorize them. A candidate for an MLP that may
-be pruned is narrower or has factorized linear layers. If nothing else of attention or MLP may
-change, every linear is a part of its own; under a budget of time, the linear layers of one input
-are one part, because they are computed together. All layers of a dense model have the same dims. So
+The methods make them (compression/methods). All layers of a dense model have the same dims. So
 costs are counted once, and only the losses differ from layer to layer.
 """
 
 import math
-from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from vllm_gac.compression.methods.base import Candidates, Curve, Prefix
+from vllm_gac.compression.methods.registry import METHODS, methods_of
 from vllm_gac.gpu.decode_fit import fits_decode_kernel
 from vllm_gac.gpu.latency.deployment import Deployment
 from vllm_gac.gpu.latency.layer import (
@@ -28,50 +24,41 @@ from vllm_gac.gpu.latency.layer import (
 )
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import read_profile
-from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, breakeven_rank
-from vllm_gac.planning.allowed_dims import AllowedDims, evenly_spread
-from vllm_gac.planning.candidates import attention_candidates, ranks_below_breakeven
+from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
+from vllm_gac.layout.schema import Role
 from vllm_gac.planning.knapsack import Ints
-from vllm_gac.planning.losses import Curve
 from vllm_gac.planning.request import PlanRequest
-
-# The shares of its parameters that a factorized linear may keep in a layer with smaller heads.
-_SHARES = tuple(i / 16 for i in range(15, 3, -1))
-# At most this many ranks are tried for a linear, evenly spread: for one that is chosen alone, and
-# where two or three are chosen together, in all combinations.
-_MAX_RANKS = {1: 48, 2: 24, 3: 12}
 
 # Where a plan is to be near another one, a dim differs from its by at most this share of the dense
 # dim. This is the window of the GAC paper.
 WINDOW = 1 / 8
 
-# The beginning of linear layers' names, or several, as str.startswith takes them.
-Prefix: TypeAlias = str | tuple[str, ...]
 # Of a layer in which only the attention (True) or only the MLP (False) differs from the dense one:
 # nanoseconds of that half, or bytes of the whole.
 Weigh: TypeAlias = Callable[[bool, LayerLayout], float]
 
 
 @dataclass(frozen=True, slots=True)
-class PartCandidates:
-    """The candidates for one part of a layer. They are the same in every layer.
+class PartCandidates(Candidates):
+    """The candidates for one part of a layer, and what they cost. They are the same in every layer.
 
     Attributes:
-        prefix: The names of the part's linear layers begin with this, or with one of these.
-        layers: The candidates. Each is a dense layer in which only this part is changed.
         costs: [candidates, budgets] the parameters of the part, its elements in the KV cache per
             token and, if the request weighs time or bytes, those of the layer minus those of the
             dense layer, in nanoseconds or bytes (mostly below 0).
-        losses: A function from the curves of a layer (planning/losses.py) to the loss of every
-            candidate [candidates], in nats per token.
-        fields: What of a layer belongs to the part, beside the ranks of its linear layers.
+        curve_dims: The dim [candidates] of each curve of losses (planning/losses.py), by its name;
+            -1 where a candidate has none.
     """
 
-    prefix: Prefix
-    layers: Sequence[LayerLayout]
-    costs: Ints
-    losses: Callable[[Mapping[str, Curve]], Curve]
-    fields: tuple[str, ...]
+    costs: Ints = field(kw_only=True)
+    curve_dims: Mapping[str, Ints] = field(kw_only=True)
+
+    def losses(self, curves: Mapping[str, Curve]) -> Curve:
+        """The loss of every candidate [candidates] by a layer's curves, in nats per token."""
+        found: Curve = np.zeros(len(self.layers))
+        for name, dims in self.curve_dims.items():
+            found += np.where(dims < 0, 0.0, curves[name][dims])
+        return found
 
     @property
     def name(self) -> str:
@@ -98,9 +85,6 @@ def part_candidates(
 ) -> list[PartCandidates]:
     """Make the candidates for the parts of a layer that the request's methods change.
 
-    Attentions that no kernel of ours can serve are left out, but not the dense one, which vLLM's
-    own attention serves. `deployment` decides, or the default GPU if it is None.
-
     Args:
         dense: The dense model.
         request: What the plan is to keep.
@@ -108,40 +92,88 @@ def part_candidates(
         every_rank: Whether a linear that is chosen alone may have any allowed rank.
 
     Returns:
-        One entry for each part. An entry may have no candidates.
+        One entry for each part.
+
+    Raises:
+        PlanError: A method has no candidates.
     """
-    layer, dims, methods = dense.layers[0], request.allowed_dims, request.methods
-    linears = list(LINEARS) if "lowrank" in methods else []
+    choices = RequestChoices(dense, request, deployment, every_rank)
+    parts: list[Candidates] = []
+    for method in methods_of(request.methods):
+        parts = method.candidates(parts, choices)
     weigh = _weigher(dense, request, deployment)
-    timed = deployment if request.minimize == "time" else None
-    parts: list[PartCandidates] = []
-    if "heads" in methods:
-        groups = request.key_group, request.value_group
-        served = deployment or Deployment(read_profile(), BatchMix(), request.types)
-        found = attention_candidates(dense, dims, request.key_form, *groups)
-        whole = [a for a in found if a == layer or _fits(dense, a, served)]
-        own = [name for name in linears if name.startswith("self_attn.")]
-        layers = [small for a in whole for small in _rank_variants(dense, a, own, dims)]
-        parts.append(_attention(dense, layers, weigh))
-        linears = [name for name in linears if name not in own]
-    if "prune" in methods:
-        widths = dims.up_to(layer.intermediate_size, "width")
-        layers = [replace(layer, intermediate_size=width) for width in widths]
-        if timed is not None:
-            layers = _drop_slower_than_larger(dense, layers, mlp_microseconds, timed)
-        own = [name for name in linears if name.startswith("mlp.")]
-        each = [_factorized(dense, name, dims, _MAX_RANKS[3], timed) for name in own]
-        parts.append(_mlp_or_linears(dense, "mlp.", [*layers, *_combined(layer, each)], weigh))
-        linears = [name for name in linears if name not in own]
-    together = ONE_INPUT if request.weighs_time else [(name,) for name in LINEARS]
-    for group in together:
-        names = tuple(name for name in group if name in linears)
-        if names:
-            alone = every_rank and len(names) == 1
-            most = dense.hidden_size if alone else _MAX_RANKS[len(names)]
-            each = [_factorized(dense, name, dims, most, timed) for name in names]
-            parts.append(_mlp_or_linears(dense, names, [layer, *_combined(layer, each)], weigh))
-    return parts
+    return [
+        PartCandidates(
+            part.prefix,
+            part.layers,
+            part.fields,
+            costs=_costs(dense, part.prefix, part.layers, weigh),
+            curve_dims=_curve_dims(dense, part),
+        )
+        for part in parts
+    ]
+
+
+def _curve_dims(dense: ModelLayout, part: Candidates) -> dict[str, Ints]:
+    """The dims of each curve, of the methods that change a field of the part or ranks."""
+    fields = {*part.fields, "ranks"}
+    methods = [method for method in methods_of(METHODS) if fields & {*method.fields}]
+    found: dict[str, Ints] = {}
+    for number, layer in enumerate(part.layers):
+        for method in methods:
+            for name, dim in method.curve_dims(dense, layer):
+                found.setdefault(name, np.full(len(part.layers), -1))[number] = dim
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RequestChoices:
+    """What methods choose from: `Choices` of a request."""
+
+    dense: ModelLayout
+    request: PlanRequest
+    deployment: Deployment | None
+    every_rank: bool
+
+    @property
+    def key_form(self) -> str:
+        return self.request.key_form
+
+    @property
+    def key_group(self) -> int | None:
+        return self.request.key_group
+
+    @property
+    def value_group(self) -> int | None:
+        return self.request.value_group
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        return self.request.tensor_parallel_size
+
+    @property
+    def together(self) -> Sequence[Sequence[str]]:
+        """Under a budget of time, those of one input: they are computed together."""
+        return ONE_INPUT if self.request.weighs_time else [(name,) for name in LINEARS]
+
+    def up_to(self, full: int, role: Role, heads: int = 1) -> Sequence[int]:
+        return self.request.allowed_dims.up_to(full, role, heads)
+
+    def served(self, layers: Iterable[LayerLayout]) -> list[LayerLayout]:
+        """Those of the deployment, or of the default GPU.
+
+        The dense attention, which vLLM's own serves, is always among them.
+        """
+        served = self.deployment or Deployment(read_profile(), BatchMix(), self.request.types)
+        dense = self.dense.layers[0]
+        return [layer for layer in layers if layer == dense or _fits(self.dense, layer, served)]
+
+    def fastest(self, prefix: str, layers: Sequence[LayerLayout]) -> list[LayerLayout]:
+        """All of them unless the plan is to be fast."""
+        if self.deployment is None or self.request.minimize != "time":
+            return list(layers)
+        time = attention_microseconds if prefix.startswith("self_attn.") else mlp_microseconds
+        return _drop_slower_than_larger(self.dense, layers, time, self.deployment)
 
 
 def _fits(dense: ModelLayout, layer: LayerLayout, deployment: Deployment) -> bool:
@@ -168,85 +200,6 @@ def _drop_slower_than_larger(
             kept.insert(0, layer)
             shortest = needed
     return kept
-
-
-def _factorized(
-    dense: ModelLayout, name: str, dims: AllowedDims, most: int, deployment: Deployment | None
-) -> list[LayerLayout]:
-    """The dense layer with linear `name` of each of at most `most` ranks, in rising order."""
-    layer = dense.layers[0]
-    ranks = evenly_spread(ranks_below_breakeven(dense, layer, name, dims), most)
-    layers = [replace(layer, ranks=MappingProxyType({name: rank})) for rank in ranks]
-    if deployment is None:
-        return layers
-    time = attention_microseconds if name.startswith("self_attn.") else mlp_microseconds
-    return _drop_slower_than_larger(dense, layers, time, deployment)
-
-
-def _combined(layer: LayerLayout, each: Sequence[Sequence[LayerLayout]]) -> list[LayerLayout]:
-    """All combinations of the ranks of `each` linear or the whole one, but that of whole ones."""
-    ranks = [[{}, *(dict(choice.ranks) for choice in choices)] for choices in each]
-    together = (dict(ChainMap(*combination)) for combination in product(*ranks))
-    return [replace(layer, ranks=MappingProxyType(found)) for found in together if found]
-
-
-def _rank_variants(
-    dense: ModelLayout, attention: LayerLayout, linears: Sequence[str], dims: AllowedDims
-) -> list[LayerLayout]:
-    """The layer with attention whole, and with linear layers factorized to each of `_SHARES`."""
-    if not linears:
-        return [attention]
-    found: dict[tuple[tuple[str, int], ...], LayerLayout] = {(): attention}
-    paying = {name: ranks_below_breakeven(dense, attention, name, dims) for name in linears}
-    for share in _SHARES:
-        ranks = {}
-        for name in linears:
-            most = breakeven_rank(dense, attention, name, share)
-            if fitting := [rank for rank in paying[name] if rank <= most]:
-                ranks[name] = fitting[-1]
-        found[tuple(ranks.items())] = replace(attention, ranks=MappingProxyType(ranks))
-    return list(found.values())
-
-
-def _attention(
-    dense: ModelLayout, layers: Sequence[LayerLayout], weigh: Weigh | None
-) -> PartCandidates:
-    def of_layer(curves: Mapping[str, Curve]) -> Curve:
-        return np.array(
-            [
-                curves[f"{a.key.form}{dense.kv_heads_per(a.key)}"][a.key.size]
-                + curves[f"value{dense.kv_heads_per(a.value)}"][a.value.size]
-                + sum(curves[f"rank.{name}"][rank] for name, rank in a.ranks.items())
-                for a in layers
-            ]
-        )
-
-    costs = _costs(dense, "self_attn.", layers, weigh)
-    return PartCandidates("self_attn.", layers, costs, of_layer, ("key", "value"))
-
-
-def _mlp_or_linears(
-    dense: ModelLayout,
-    prefix: Prefix,
-    layers: Sequence[LayerLayout],
-    weigh: Weigh | None,
-) -> PartCandidates:
-    """The candidates for the MLP, narrower or factorized, or for linear layers alone."""
-    fields = ("intermediate_size",) if prefix == "mlp." else ()
-    widths = [layer.intermediate_size for layer in layers]
-    ranks = {
-        name: np.array([layer.ranks.get(name, 0) for layer in layers])
-        for name in LINEARS
-        if any(name in layer.ranks for layer in layers)
-    }
-
-    def of_layer(curves: Mapping[str, Curve]) -> Curve:
-        found = curves["width"][widths] if fields else np.zeros(len(layers))
-        for name, of_name in ranks.items():
-            found += np.where(of_name > 0, curves[f"rank.{name}"][of_name], 0.0)
-        return found
-
-    return PartCandidates(prefix, layers, _costs(dense, prefix, layers, weigh), of_layer, fields)
 
 
 def _costs(

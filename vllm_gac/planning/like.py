@@ -21,14 +21,15 @@ from vllm_gac.alignment.rules import align
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.compression.methods.base import Curve
+from vllm_gac.compression.methods.registry import METHODS, component_of, methods_of
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.importers.factorized import check_linears
 from vllm_gac.importers.imported import Imported
 from vllm_gac.importers.open_any import open_source
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, breakeven_rank
-from vllm_gac.layout.schema import CHANGED_BY, METHODS, Dim, validate
-from vllm_gac.planning.losses import Curve, Losses, component_of
-from vllm_gac.planning.prior_losses import prior_losses
+from vllm_gac.layout.schema import Dim, validate
+from vllm_gac.planning.losses import Losses, prior_losses
 from vllm_gac.planning.request import PlanRequest
 
 # What the budgets' ratios are rounded up to. Times the parameters of a model, it is below one.
@@ -109,15 +110,14 @@ def request_from_reference(request: PlanRequest, other: OtherPlan) -> PlanReques
     if not request.keeps_everything or request.methods != PlanRequest().methods:
         raise PlanError("budgets and methods are those of the other model; leave them out")
     dense, layers, dense_layer = other.dense, other.layout.layers, other.dense.layers[0]
-    # As many query heads as before, but smaller ones: no method here removes query heads.
-    fields = {**CHANGED_BY, "heads": ("query_heads", *CHANGED_BY["heads"])}
     changed = {
-        method: any(
-            getattr(x, name) != getattr(dense_layer, name)
+        name: any(
+            getattr(x, field) != getattr(dense_layer, field)
+            for method in methods_of([name])
+            for field in method.fields + method.replaces
             for x in layers
-            for name in fields[method]
         )
-        for method in METHODS
+        for name in METHODS
     }
     return replace(
         request,
@@ -142,7 +142,7 @@ def implied_losses(other: OtherPlan, methods: Sequence[str]) -> Losses:
     """
     plain = prior_losses(other.dense, methods)
     scales = [
-        dict(_scales(other.dense, layer, curves))
+        dict(_scales(other.dense, layer, curves, methods))
         for layer, curves in zip(other.layout.layers, plain, strict=True)
     ]
     mean = sum(x for own in scales for x in own.values()) / sum(map(len, scales))
@@ -156,25 +156,13 @@ def implied_losses(other: OtherPlan, methods: Sequence[str]) -> Losses:
 
 
 def _scales(
-    dense: ModelLayout, layer: LayerLayout, curves: Mapping[str, Curve]
+    dense: ModelLayout, layer: LayerLayout, curves: Mapping[str, Curve], methods: Sequence[str]
 ) -> Iterator[tuple[str, float]]:
-    """(part or linear, parameters of one number more by what they save) in a layer."""
-    heads, size, dense_layer = dense.num_key_value_heads, dense.head_dim, dense.layers[0]
-    of_head = (dense_layer.query_heads + heads) * dense.hidden_size
-    key = layer.key.heads * layer.key.size / heads
-    value = layer.value.heads * layer.value.size / heads
-    slope = _slope(curves[f"{layer.key.form}1"], key, size)
-    yield "rotary", of_head / slope
-    yield "latent", of_head / slope
-    yield "value", of_head / _slope(curves["value1"], value, size)
-    width = _slope(curves["width"], layer.intermediate_size, dense_layer.intermediate_size)
-    yield "width", 3 * dense.hidden_size / width
-    for linear in LINEARS:
-        if (curve := curves.get(f"rank.{linear}")) is not None:
-            full = breakeven_rank(dense, dense_layer, linear)
-            rank = layer.ranks.get(linear, full)
-            cost = sum(dense.linear_shape(dense_layer, linear))
-            yield f"rank.{linear}", cost / _slope(curve, rank, full)
+    """(part or curve, parameters of one number more by what they save) in a layer."""
+    for method in methods_of(methods):
+        for value in method.dim_values(dense, layer):
+            slope = _slope(curves[value.curve], value.dim, value.full)
+            yield from ((name, value.parameters / slope) for name in value.scales)
 
 
 def _slope(curve: Curve, dim: float, full: float) -> float:

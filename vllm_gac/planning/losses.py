@@ -11,7 +11,7 @@ factor scales the losses of the part.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,45 +19,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_gac.compression.measured import Measured
-from vllm_gac.compression.probes import COMPONENTS, Component, Probe, probes, whole_sequences
+from vllm_gac.compression.methods.base import Curve, Probe
+from vllm_gac.compression.methods.registry import METHODS, component_of, methods_of, owner_of
+from vllm_gac.compression.probes import probes, whole_sequences
 from vllm_gac.compression.statistics_file import read_errors, read_probes, read_whole
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
-# [full + 1]: the loss at a dim of 0, 1, ..., full. The last one is 0.
-Curve: TypeAlias = NDArray[np.float64]
-# Of each layer, curves by the name of the method that has them (`component_of`): rotary1, latent2
-# or value1 by the size of a head made of so many, width by the MLP's width, rank.mlp.up_proj by the
-# rank of a linear.
+# Of each layer, the methods' curves by their names (`Method.curve_dims`).
 Losses: TypeAlias = Sequence[Mapping[str, Curve]]
 
 _MIN_LOSS = 1e-12
 # A whole model loses at most so many times what its probes do, or so much less.
 _MAX_SCALE = 10.0
-# The mean squared relative error of e4m3, which has 3 bits after the leading one, for numbers whose
-# logarithms are spread evenly: 1/768 is the variance of a step of 1/8, and the mean of 1/m^2 for m
-# from 1 to 2 is 3 / (8 ln 2).
-_E4M3_ERROR = 3 / (8 * math.log(2)) / 768
-# Rounding that costs less than this in a layer, in nats per token, does not decide its form.
-_MIN_ROUNDING = 1e-4
 
 
-def component_of(name: str) -> Component:
-    """The part of a layer that a method compresses.
+def prior_losses(dense: ModelLayout, methods: Iterable[str]) -> Losses:
+    """The losses of other models (methods/prior.py), for a dense model without statistics.
 
-    Args:
-        name: The method's name (`Compressor.name`), which is also that of its curves of errors and
-            of losses: the part, and then how many heads become one, or the linear.
-
-    Returns:
-        The part, which has probes.
-
-    Raises:
-        ValueError: There are no probes for the method, so that nothing says what its errors cost.
+    Every layer has the same curves. The losses of all layers add up to that of the model.
     """
-    for component in COMPONENTS:
-        if name.startswith(component):
-            return component
-    raise ValueError(f"{name}: begins with no component that has probes: {', '.join(COMPONENTS)}")
+    count = len(dense.layers)
+    prior = [method.prior(dense) for method in methods_of(methods)]
+    return [{name: x / count for curves in prior for name, x in curves.items()}] * count
 
 
 def read_losses(path: Path, dense: ModelLayout, measured: Measured) -> Losses:
@@ -75,7 +58,7 @@ def read_losses(path: Path, dense: ModelLayout, measured: Measured) -> Losses:
     tried = probes(dense, measured.methods)
     found = read_probes(path, dense, measured).astype(np.float64)
     scales = _scales(found, read_whole(path, measured))
-    return measured_losses(tried, errors, found.mean(2) * scales)
+    return measured_losses(dense, tried, errors, found.mean(2) * scales)
 
 
 def loss_by_sequence(
@@ -100,32 +83,12 @@ def loss_by_sequence(
     return found
 
 
-def with_fp8_keys(losses: Losses) -> Losses:
-    """The losses where keys are cached in FP8: each curve of keys has what rounding costs on top.
-
-    A rounded key has an error in proportion to its size, and the loss of a size of 0 is what keys
-    as large as they are would cost. Biases make some keys hundreds of times as large as what tells
-    tokens apart (Qwen2). A latent holds what is common to all keys in one element of nearly 1 for
-    every token, which is rounded to exactly 1, so that only the other elements count.
-
-    Args:
-        losses: Of every layer, without a loss of the cache.
-    """
+def with_fp8_cache(losses: Losses) -> Losses:
+    """The losses, without one of the cache, where keys and values are cached in FP8."""
     return [
-        {name: curve + _of_rounding(name, curve) for name, curve in layer.items()}
+        {name: owner_of(name).with_fp8_cache(name, curve) for name, curve in layer.items()}
         for layer in losses
     ]
-
-
-def _of_rounding(name: str, curve: Curve) -> Curve:
-    match component_of(name):
-        case "rotary":
-            cost = _E4M3_ERROR * (curve[0] - curve)
-        case "latent":
-            cost = _E4M3_ERROR * np.maximum(curve[1] - curve, 0.0)
-        case _:
-            cost = np.zeros_like(curve)
-    return np.where(cost < _MIN_ROUNDING, 0.0, cost)
 
 
 def loss_of(dense: ModelLayout, layers: Sequence[LayerLayout], losses: Losses) -> float:
@@ -141,13 +104,10 @@ def _dims(
     dense: ModelLayout, layer: LayerLayout, curves: Mapping[str, Curve]
 ) -> Iterator[tuple[str, int]]:
     """The dims of `layer`, each with the name of its curve, of those that have curves."""
-    dims = {
-        f"{layer.key.form}{dense.kv_heads_per(layer.key)}": layer.key.size,
-        f"value{dense.kv_heads_per(layer.value)}": layer.value.size,
-        "width": layer.intermediate_size,
-        **{f"rank.{linear}": rank for linear, rank in layer.ranks.items()},
-    }
-    yield from ((name, dim) for name, dim in dims.items() if name in curves)
+    for method in methods_of(METHODS):
+        for name, dim in method.curve_dims(dense, layer):
+            if name in curves:
+                yield name, dim
 
 
 def _scales(probed: NDArray[np.float64], whole: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -165,6 +125,7 @@ def _scales(probed: NDArray[np.float64], whole: NDArray[np.float32]) -> NDArray[
 
 
 def measured_losses(
+    dense: ModelLayout,
     tried: Sequence[Probe],
     errors: Sequence[Mapping[str, Curve]],
     measured: NDArray[np.float64],
@@ -172,29 +133,19 @@ def measured_losses(
     """Combine errors and probes into losses.
 
     Args:
+        dense: The model's layout.
         tried: The probes, which are the same in every layer.
         errors: The error curves of every layer, by name.
         measured: [layers, probes] what they lose, in nats per token.
     """
     losses = []
     for of, lost in zip(errors, np.maximum(measured, _MIN_LOSS), strict=True):
-        worth = {
-            probe.component: x / _probed(of, probe) for probe, x in zip(tried, lost, strict=True)
-        }
+        worth = {}
+        for probe, x in zip(tried, lost, strict=True):
+            dims = _dims(dense, probe.layer, of)
+            error = sum(
+                float(of[name][dim]) for name, dim in dims if component_of(name) == probe.component
+            )
+            worth[probe.component] = x / max(error, _MIN_LOSS)
         losses.append({name: worth[component_of(name)] * curve for name, curve in of.items()})
     return losses
-
-
-def _probed(errors: Mapping[str, Curve], probe: Probe) -> float:
-    """The error of a probe's part in its layer."""
-    layer = probe.layer
-    match probe.component:
-        case "rotary" | "latent" as component:
-            error = errors[f"{component}1"][layer.key.size]
-        case "value":
-            error = errors["value1"][layer.value.size]
-        case "width":
-            error = errors["width"][layer.intermediate_size]
-        case _:
-            error = sum(errors[f"rank.{name}"][rank] for name, rank in layer.ranks.items())
-    return max(float(error), _MIN_LOSS)

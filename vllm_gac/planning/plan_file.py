@@ -5,25 +5,21 @@ Budgets are exact integers. No plan exceeds them.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
-from vllm_gac.compression.methods.base import MERGEABLE
+from vllm_gac.compression.methods.registry import METHODS, methods_of, usual_methods
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layer_of
 from vllm_gac.layout.schema import (
-    CHANGED_BY,
-    METHODS,
-    USUAL_METHODS,
     Count,
     LayerSection,
-    Method,
     Ratio,
     Strategy,
     StrictModel,
@@ -31,6 +27,12 @@ from vllm_gac.layout.schema import (
     validate,
 )
 from vllm_gac.version import version
+
+
+def _known_method(name: str) -> str:
+    if name not in METHODS:
+        raise ValueError(f"expected one of {', '.join(METHODS)}")
+    return name
 
 
 class PlanBudget(StrictModel):
@@ -48,7 +50,7 @@ class Plan(StrictModel):
     tool_version: str
     # SHA-256 of the dense model's config.json. A plan is refused for another model.
     model_config_sha256: str
-    methods: list[Method]
+    methods: list[Annotated[str, AfterValidator(_known_method)]]
     # What it was chosen by does not matter to its dims: before, there were more strategies.
     align: Literal[Strategy, "optimal", "predefined"]
     param_ratio: Ratio
@@ -64,8 +66,9 @@ class Plan(StrictModel):
     notes: dict[str, Any] = Field(default_factory=dict)
 
 
-def dense_plan(model: Checkpoint, methods: Sequence[str] = USUAL_METHODS) -> Plan:
-    """The plan that changes nothing in the dense `model`, and names `methods`."""
+def dense_plan(model: Checkpoint, methods: Sequence[str] | None = None) -> Plan:
+    """The plan that changes nothing in the dense `model`, and names `methods` or the usual ones."""
+    methods = usual_methods() if methods is None else methods
     dense = model.layout
     parameters = exact_budget(1.0, dense.parameters)
     kv_elements = exact_budget(1.0, dense.kv_elements)
@@ -133,8 +136,7 @@ def planned_layout(model: Checkpoint, plan: Plan, where: str = "plan") -> ModelL
     except CheckpointError as e:
         raise PlanError(str(e)) from e
     for index, layer in enumerate(layers):
-        _check_reachable(dense, layer, f"{where}: layers.{index}")
-        _check_methods(dense, layer, plan.methods, f"{where}: layers.{index}")
+        _check_reachable(dense, layer, plan.methods, f"{where}: layers.{index}")
     layout = replace(dense, layers=layers)
     for name, ratio, budget, dense_size, used in (
         ("parameters", plan.param_ratio, plan.parameters, dense.parameters, layout.parameters),
@@ -159,45 +161,21 @@ def exact_budget(ratio: float, dense: int) -> PlanBudget:
     return PlanBudget(dense=dense, allowed=math.floor(Fraction(str(ratio)) * dense), used=0)
 
 
-def _check_reachable(dense: ModelLayout, layer: LayerLayout, where: str) -> None:
-    """Raise PlanError if no method can make `layer` from a dense one."""
-    model = dense.layers[0]
-    for kind, heads, size in (
-        ("key", layer.key.heads, layer.key.size),
-        ("value", layer.value.heads, layer.value.size),
-    ):
-        group = dense.num_key_value_heads / heads
-        if group not in MERGEABLE or size > group * dense.head_dim:
-            raise PlanError(
-                f"{where}.{kind}: {heads} heads of {size} cannot be made of "
-                f"{dense.num_key_value_heads} of {dense.head_dim}; at most 2 heads become one"
-            )
-    if dense.qk_norm and layer.key.heads != model.key.heads:
-        raise PlanError(
-            f"{where}.key.heads: {layer.key.heads}, but the {model.key.heads} key heads of the "
-            "model are normed one by one, so that none can be merged"
-        )
-    if layer.query_heads != model.query_heads:
-        raise PlanError(f"{where}.query_heads: no method removes query heads; leave it out")
-    if layer.intermediate_size > model.intermediate_size:
-        raise PlanError(
-            f"{where}.intermediate_size: {layer.intermediate_size} exceeds the dense "
-            f"{model.intermediate_size}"
-        )
-    for name, rank in layer.ranks.items():
-        full = min(dense.linear_shape(layer, name))
-        if rank > full:
-            raise PlanError(f"{where}.ranks.{name}: {rank} exceeds the full rank {full}")
-
-
-def _check_methods(
+def _check_reachable(
     dense: ModelLayout, layer: LayerLayout, methods: Sequence[str], where: str
 ) -> None:
-    """Raise PlanError if `layer` needs a method that is not among `methods`."""
-    for method, names in CHANGED_BY.items():
-        for name in names if method not in methods else ():
-            if getattr(layer, name) != getattr(dense.layers[0], name):
-                raise PlanError(
-                    f"{where}.{name}: only the method {method} changes it, and the plan's methods "
-                    f"are {list(methods)}"
-                )
+    """Raise PlanError unless `methods` can make `layer` from a dense one."""
+    known = {name: method for name in METHODS for method in methods_of([name])}
+    for method in known.values():
+        method.check(dense, layer, where)
+    for field in fields(layer):
+        if getattr(layer, field.name) == getattr(dense.layers[0], field.name):
+            continue
+        able = [name for name, method in known.items() if field.name in method.fields]
+        if not able:
+            raise PlanError(f"{where}.{field.name}: no method changes it; leave it out")
+        if not set(able) & set(methods):
+            raise PlanError(
+                f"{where}.{field.name}: only the method {' or '.join(able)} changes it, and the "
+                f"plan's methods are {list(methods)}"
+            )

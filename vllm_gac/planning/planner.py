@@ -10,21 +10,22 @@ from typing import Any
 
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, open_dense
+from vllm_gac.compression.methods.registry import METHODS, methods_of
 from vllm_gac.compression.statistics_file import check_methods, check_stats
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.schema import METHODS, LayerSection
+from vllm_gac.layout.schema import LayerSection
 from vllm_gac.planning.expected_loss import interval
 from vllm_gac.planning.like import OtherPlan, implied_losses, read_other, request_from_reference
 from vllm_gac.planning.losses import (
     Losses,
     loss_by_sequence,
     loss_of,
+    prior_losses,
     read_losses,
-    with_fp8_keys,
+    with_fp8_cache,
 )
 from vllm_gac.planning.plan_file import Plan, PlanBudget, planned_layout
-from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.problem import Problem, Problems, Solution
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.version import version
@@ -102,7 +103,7 @@ def measured_plan(
     measured = check_stats(stats, model.layout, model.config_sha256)
     if not measured.probe_tokens:
         raise PlanError(f"{stats}: no sensitivities were measured; calibrate again")
-    check_methods(stats, measured, request.methods)
+    check_methods(stats, measured, model.layout, request.methods)
     if measured.value_group == 1:  # the statistics hold nothing about merged heads
         request = replace(request, value_group=1, key_group=1)
     losses = read_losses(stats, model.layout, measured)
@@ -114,7 +115,7 @@ def measured_plan(
     if other is not None:
         problems, notes = Problems(model, other.layout.layers), notes | other.notes
     fp8 = request.types.cache == "fp8"
-    served = with_fp8_keys(losses) if fp8 else losses
+    served = with_fp8_cache(losses) if fp8 else losses
     found = best_plan(model, served, request, notes, problems=problems)
     layers = planned_layout(model, found).layers
     if fp8:  # what is expected is what evaluation measures, without a quantized cache
@@ -260,16 +261,15 @@ def _best_solution(
 ) -> tuple[Problem, Solution]:
     """The best choice by the request's methods, or by some of them if it is better.
 
-    Where an attention or an MLP may be factorized and smaller, too, few ranks of each linear are
-    candidates, or their combinations would be too many. With fewer methods there are more ranks.
+    Where a method refines the candidates of others, there are few of its own, or their combinations
+    would be too many. With fewer methods there are more.
     """
     problem = problems.of(request)
     found = [(problem, problem.solve(losses))]
-    if "lowrank" in request.methods and problems.near is None:
-        # Without the method heads, attention has the form that the dense model has.
-        needed = {"lowrank"} if request.allows_dense_attention else {"lowrank", "heads"}
-        others = [method for method in request.methods if method not in needed]
-        always = [method for method in request.methods if method in needed]
+    methods = {name: method for name in request.methods for method in methods_of([name])}
+    if problems.near is None and any(method.refines for method in methods.values()):
+        always = [n for n, method in methods.items() if method.refines or method.is_needed(request)]
+        others = [name for name in methods if name not in always]
         for kept in chain.from_iterable(combinations(others, n) for n in range(len(others))):
             with suppress(PlanError):  # fewer methods may not fit the budgets
                 fewer = problems.of(replace(request, methods=(*kept, *always)))

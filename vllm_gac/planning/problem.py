@@ -9,17 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.compression.methods.base import Curve
+from vllm_gac.compression.methods.registry import experts_fault
 from vllm_gac.errors import PlanError
-from vllm_gac.layout.dims import LayerLayout, experts_fault
+from vllm_gac.layout.dims import LayerLayout
 from vllm_gac.layout.tensor_parallel import check_planned_for
 from vllm_gac.planning.knapsack import Ints, choose, limited_by
 from vllm_gac.planning.knapsack_items import (
-    PartCandidates,
     part_candidates,
     part_parameters,
     within_window,
 )
-from vllm_gac.planning.losses import Curve, Losses
+from vllm_gac.planning.losses import Losses
 from vllm_gac.planning.plan_file import exact_budget
 from vllm_gac.planning.request import BUDGET_FLAGS, PlanRequest
 
@@ -95,7 +96,9 @@ class Problem:
             self.microseconds = request.latency_ratio * dense_time
         self.parameters = exact_budget(request.param_ratio, model.layout.parameters)
         self.kv_elements = exact_budget(request.kv_ratio, model.layout.kv_elements)
-        self._parts = self._candidates()
+        self._parts = part_candidates(
+            model.layout, request, self.deployment, every_rank=near is not None
+        )
         self._allowed = self._allowed_candidates()
         self._limits = self._limits_for_items()
 
@@ -157,23 +160,6 @@ class Problem:
         raise PlanError(
             f"--latency {self.microseconds:.0f}: a plan of its parts fits, none of whole layers "
             f"was found in {_ATTEMPTS} attempts; allow more"
-        )
-
-    def _candidates(self) -> list[PartCandidates]:
-        dense, request = self._dense, self._request
-        parts = part_candidates(dense, request, self.deployment, every_rank=self._near is not None)
-        if all(part.layers for part in parts):
-            return parts
-        if dense.qk_norm and (request.key_group or 1) > 1:
-            raise PlanError(
-                f"--key-group {request.key_group}: the key heads of this model are normed one by "
-                "one, so that none can be merged; leave it out"
-            )
-        raise PlanError(
-            f"--key-form {request.key_form}, --key-group {request.key_group or 'any'}, "
-            f"--value-group {request.value_group or 'any'}: no aligned size below "
-            f"{dense.head_dim} for {dense.num_key_value_heads} KV heads that attention kernels "
-            "take; groups must divide them, and a value head must be shared by whole key heads"
         )
 
     def _limits_for_items(self) -> dict[str, int]:

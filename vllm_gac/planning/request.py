@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
+from vllm_gac.compression.methods.registry import METHODS, usual_methods
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.deployment import Deployment
 from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.latency.missing import estimated_times
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
-from vllm_gac.layout.schema import METHODS, USUAL_METHODS, Strategy
+from vllm_gac.layout.schema import Strategy
 from vllm_gac.options import option, refuse_unexpected
 from vllm_gac.planning.allowed_dims import AllowedDims
 from vllm_gac.planning.memory_footprint import MemoryFootprint
@@ -92,8 +93,8 @@ class PlanRequest:
         default=cast("Sequence[str]", None),  # set below
         metadata=option(
             "--method",
-            "heads (merged and smaller key and value heads), prune (narrower MLPs), lowrank "
-            "(factorized linears); default: heads,prune, or all with --max-loss",
+            ", ".join(f"{name} ({entry.help})" for name, entry in METHODS.items())
+            + f"; default: {','.join(usual_methods())}, or all with --max-loss",
             kind="names",
             choices=METHODS,
         ),
@@ -221,7 +222,7 @@ class PlanRequest:
                 "kv_ratio limit bytes"
             )
         if not self.methods:
-            usual = USUAL_METHODS if self.max_loss is None else METHODS
+            usual = usual_methods() if self.max_loss is None else tuple(METHODS)
             object.__setattr__(self, "methods", usual)
 
     @property
@@ -239,11 +240,6 @@ class PlanRequest:
     def weighs_time(self) -> bool:
         """Whether time has a budget, or is to be the shortest."""
         return self.limits_time or (self.max_loss is not None and self.minimize == "time")
-
-    @property
-    def allows_dense_attention(self) -> bool:
-        """Whether attention may stay as it is: rotary keys, and heads that are not merged."""
-        return self.key_form != "latent" and {self.key_group, self.value_group} <= {None, 1}
 
     @property
     def allowed_dims(self) -> AllowedDims:

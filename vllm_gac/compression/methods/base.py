@@ -1,15 +1,24 @@
-"""What a compression method does: the error of every dim, and the weights for one dim."""
+"""What a compression method is: what it changes, what that loses, and the weights that it makes."""
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.schema import Role
 
 # How many neighbouring key or value heads a method can merge into one.
 MERGEABLE = (1, 2)
+
+# [full + 1]: the loss at a dim of 0, 1, ..., full, in nats per token. The last one is 0.
+Curve: TypeAlias = NDArray[np.float64]
+# The beginning of linear layers' names, or several, as str.startswith takes them.
+Prefix: TypeAlias = str | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +42,19 @@ class MeasuredLayer:
 
 
 class Compressor(Protocol):
-    """One method for one part of a layer.
-
-    A new method implements these members, and is listed in compress_layer.py.
-    """
+    """What makes one dim of a layer smaller: a method has one or more."""
 
     @property
     def name(self) -> str:
-        """The name of the method in statistics files."""
+        """The name of its curve of errors in statistics files; it begins with a component's."""
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """The linear layers whose input covariances it needs."""
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """The linear layers whose output metrics it needs."""
 
     def full(self, dense: ModelLayout) -> int:
         """The dim at which nothing is lost."""
@@ -52,7 +66,175 @@ class Compressor(Protocol):
         """
 
     def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
-        """`layer` with the method's part in the dims of `target`, in fp64, covariances included.
+        """`layer` with this dim as in `target`, in fp64, covariances included.
 
-        Raises PlanError if the method cannot make these dims.
+        Raises PlanError if it cannot make this dim.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The dims of a layer in which one component is smaller."""
+
+    component: str
+    layer: LayerLayout
+
+
+@dataclass(frozen=True, slots=True)
+class DimValue:
+    """What one number more of a dim costs, where another tool has chosen the dim.
+
+    Attributes:
+        scales: The components or the curves whose losses this scales.
+        parameters: The parameters of one number more.
+        curve: The name of the curve of the dim.
+        dim: The dim that the tool chose.
+        full: The largest one that saves anything.
+    """
+
+    scales: tuple[str, ...]
+    parameters: int
+    curve: str
+    dim: float
+    full: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a plan may choose for one part of a layer; the same in every layer.
+
+    Attributes:
+        prefix: The names of the part's linear layers begin with this, or with one of these.
+        layers: Dense layers in which only this part is changed.
+        fields: What of a layer belongs to the part, beside the ranks of its linear layers.
+    """
+
+    prefix: Prefix
+    layers: Sequence[LayerLayout]
+    fields: tuple[str, ...] = ()
+
+
+class KeyChoices(Protocol):
+    """What a request says of the form of keys, and of merged heads; None: any number."""
+
+    @property
+    def key_form(self) -> str:
+        """The form of the keys: rotary, latent, or auto for both."""
+
+    @property
+    def key_group(self) -> int | None:
+        """How many key heads become one."""
+
+    @property
+    def value_group(self) -> int | None:
+        """How many value heads become one."""
+
+
+class Choices(KeyChoices, Protocol):
+    """What a plan may choose from, as the planner knows it."""
+
+    @property
+    def dense(self) -> ModelLayout:
+        """The dense model."""
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """The GPUs that the model is split over."""
+
+    @property
+    def together(self) -> Sequence[Sequence[str]]:
+        """The linear layers that are chosen together where no half of a layer is: one or more."""
+
+    @property
+    def every_rank(self) -> bool:
+        """Whether a linear that is chosen alone may have any allowed rank."""
+
+    def up_to(self, full: int, role: Role, heads: int = 1) -> Sequence[int]:
+        """The allowed dims in rising order; `full`, the dense one, is always among them."""
+
+    def served(self, layers: Iterable[LayerLayout]) -> list[LayerLayout]:
+        """The layers whose attention our kernels can serve, or that have the dense one."""
+
+    def fastest(self, prefix: str, layers: Sequence[LayerLayout]) -> list[LayerLayout]:
+        """The layers without those that take as long as one with a larger dim.
+
+        They are in the order of rising dims, and differ in the half that `prefix` begins.
+        """
+
+
+class Method(ABC):
+    """What `--method` names: it changes fields of a layer, and says all that plans need of it.
+
+    Adding one takes a module with a subclass, and an entry in registry.py.
+
+    Attributes:
+        fields: The fields of `LayerLayout` that it changes.
+        components: What its probes are of. The names of its curves begin with one of them.
+        replaces: Fields that other tools change and no method here does: a plan near a model of
+            theirs uses this method instead.
+        suits_experts: Whether the experts of a mixture stay as they are.
+        refines: Whether it adds to what other methods choose from, so that it has fewer candidates
+            beside them. Plans by fewer methods are tried, too.
+    """
+
+    fields: ClassVar[tuple[str, ...]]
+    components: ClassVar[tuple[str, ...]]
+    replaces: ClassVar[tuple[str, ...]] = ()
+    suits_experts: ClassVar[bool] = False
+    refines: ClassVar[bool] = False
+
+    @abstractmethod
+    def measured(self, dense: ModelLayout, value_group: int) -> Iterator[Compressor]:
+        """The compressors whose errors calibration measures.
+
+        Up to `value_group` value heads can be merged into one.
+        """
+
+    @abstractmethod
+    def making(self, dense: ModelLayout, target: LayerLayout) -> Iterator[Compressor]:
+        """The compressors that make what differs in `target`, in the order of their use.
+
+        Raises PlanError if there are none.
+        """
+
+    @abstractmethod
+    def curve_dims(self, dense: ModelLayout, layer: LayerLayout) -> Iterator[tuple[str, int]]:
+        """The names of the curves of the dims of `layer` that it can change, and these dims."""
+
+    @abstractmethod
+    def probes(self, dense: ModelLayout) -> Iterator[Probe]:
+        """The probes of any layer of `dense`, one for every component."""
+
+    @abstractmethod
+    def prior(self, dense: ModelLayout) -> dict[str, Curve]:
+        """The curves of other models by name, for a model without statistics.
+
+        They are of all layers together, if every layer has the same dim.
+        """
+
+    @abstractmethod
+    def candidates(self, parts: Sequence[Candidates], choices: Choices) -> list[Candidates]:
+        """The `parts` of the methods before, changed or not, and those of this one.
+
+        Raises PlanError if there are none.
+        """
+
+    @abstractmethod
+    def check(self, dense: ModelLayout, layer: LayerLayout, where: str) -> None:
+        """Raise PlanError, which says `where`, unless it can make its fields of `layer`."""
+
+    @abstractmethod
+    def dim_values(self, dense: ModelLayout, layer: LayerLayout) -> Iterator[DimValue]:
+        """What the dims of `layer` that another tool chose are worth."""
+
+    def with_fp8_cache(self, name: str, curve: Curve) -> Curve:
+        """The curve `name` where keys and values are cached in FP8, of which rounding is a part."""
+        return curve
+
+    def value_group(self, dense: ModelLayout) -> int:
+        """How many value heads it merges into one at most."""
+        return 1
+
+    def is_needed(self, choices: KeyChoices) -> bool:
+        """Whether no plan without it has what is asked for."""
+        return False

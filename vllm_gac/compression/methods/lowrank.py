@@ -1,26 +1,178 @@
 """Low-rank linear layers: one linear as two factors."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, product
+from types import MappingProxyType
 
+import numpy as np
 import torch
 
-from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.base import (
+    Candidates,
+    Choices,
+    Compressor,
+    Curve,
+    DimValue,
+    MeasuredLayer,
+    Method,
+    Probe,
+)
 from vllm_gac.compression.methods.factorization import Factorization, factorize
+from vllm_gac.compression.methods.prior import WIDTHS, curve_through
 from vllm_gac.compression.methods.statistics import (
+    input_covariance,
     input_of,
     metric_of,
     of_input,
-    own_columns,
     tail_sums,
 )
-from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.errors import PlanError
+from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, breakeven_rank
+from vllm_gac.layout.rounding import evenly_spread
+
+# Share of the parameters that probes keep. Plans have ranks like these.
+_PROBED = 0.8
+# A linear whose factors keep a share of its parameters loses this fraction of the width's loss.
+_PRIOR = {"mlp": 0.7 / 3, "self_attn": 0.17 / 4}
+# The shares of its parameters that a factorized linear may keep in a layer with smaller heads.
+_SHARES = tuple(i / 16 for i in range(15, 3, -1))
+# At most this many ranks are tried for a linear, evenly spread: for one that is chosen alone, and
+# where two or three are chosen together, in all combinations.
+_MAX_RANKS = {1: 48, 2: 24, 3: 12}
 
 
-class LowRank:
+class LowRank(Method):
+    """Factorized linear layers."""
+
+    fields = ("ranks",)
+    components = ("rank.self_attn", "rank.mlp")
+    refines = True
+
+    def measured(self, dense: ModelLayout, value_group: int) -> Iterator[Compressor]:
+        """Every linear."""
+        yield from map(Factors, LINEARS)
+
+    def making(self, dense: ModelLayout, target: LayerLayout) -> Iterator[Compressor]:
+        """The linear layers with a rank."""
+        yield from (Factors(linear) for linear in LINEARS if linear in target.ranks)
+
+    def curve_dims(self, dense: ModelLayout, layer: LayerLayout) -> Iterator[tuple[str, int]]:
+        """rank.mlp.up_proj by the rank of a linear."""
+        yield from ((f"rank.{linear}", rank) for linear, rank in layer.ranks.items())
+
+    def probes(self, dense: ModelLayout) -> Iterator[Probe]:
+        """Of all linear layers of attention, and of all of the MLP."""
+        layer = dense.layers[0]
+        for part in self.components:
+            ranks = {
+                name: max(1, int(breakeven_rank(dense, layer, name, _PROBED)))
+                for name in LINEARS
+                if name.startswith(part.removeprefix("rank."))
+            }
+            yield Probe(part, with_ranks(layer, ranks))
+
+    def prior(self, dense: ModelLayout) -> dict[str, Curve]:
+        """By rank. A rank that saves no parameters loses nothing."""
+        curves, whole = {}, dense.layers[0]
+        for linear in LINEARS:
+            ranks = np.arange(min(dense.linear_shape(whole, linear)) + 1)
+            kept = np.minimum(ranks / breakeven_rank(dense, whole, linear), 1.0)
+            factor = _PRIOR[linear.split(".")[0]]
+            curves[f"rank.{linear}"] = factor * curve_through(WIDTHS, kept)
+        return curves
+
+    def candidates(self, parts: Sequence[Candidates], choices: Choices) -> list[Candidates]:
+        """Other methods' candidates with ranks, and the linear layers that are in none.
+
+        Attention has its linear layers whole, or all of them at one of a few shares. An MLP is
+        narrower or factorized. Otherwise every linear is a part of its own; under a budget of time,
+        the linear layers of one input are one part, because they are computed together.
+        """
+        found, left, whole = [], list(LINEARS), choices.dense.layers[0]
+        for part in parts:
+            own = [name for name in left if name.startswith(part.prefix)]
+            if part.prefix == "mlp.":
+                layers = [*part.layers, *_combined(choices, own, _MAX_RANKS[3])]
+            else:
+                layers = [small for a in part.layers for small in _at_shares(choices, a, own)]
+            found.append(replace(part, layers=layers))
+            left = [name for name in left if name not in own]
+        for group in choices.together:
+            names = tuple(name for name in group if name in left)
+            if names:
+                alone = choices.every_rank and len(names) == 1
+                limit = choices.dense.hidden_size if alone else _MAX_RANKS[len(names)]
+                found.append(Candidates(names, [whole, *_combined(choices, names, limit)]))
+        return found
+
+    def check(self, dense: ModelLayout, layer: LayerLayout, where: str) -> None:
+        """The full rank at most."""
+        for name, rank in layer.ranks.items():
+            full = min(dense.linear_shape(layer, name))
+            if rank > full:
+                raise PlanError(f"{where}.ranks.{name}: {rank} exceeds the full rank {full}")
+
+    def dim_values(self, dense: ModelLayout, layer: LayerLayout) -> Iterator[DimValue]:
+        """Of a rank."""
+        whole = dense.layers[0]
+        for linear in LINEARS:
+            full, name = breakeven_rank(dense, whole, linear), f"rank.{linear}"
+            cost = sum(dense.linear_shape(whole, linear))
+            yield DimValue((name,), cost, name, layer.ranks.get(linear, full), full)
+
+
+def with_ranks(layer: LayerLayout, ranks: Mapping[str, int]) -> LayerLayout:
+    """`layer` with these ranks alone."""
+    return replace(layer, ranks=MappingProxyType(dict(ranks)))
+
+
+def ranks_below_breakeven(choices: Choices, layer: LayerLayout, linear: str) -> list[int]:
+    """The allowed ranks, in rising order, whose factors have fewer parameters than the linear."""
+    whole = breakeven_rank(choices.dense, layer, linear)
+    full = min(choices.dense.linear_shape(layer, linear))
+    return [rank for rank in choices.up_to(full, "rank") if rank < whole]
+
+
+def _combined(choices: Choices, linears: Sequence[str], limit: int) -> list[LayerLayout]:
+    """All combinations of at most `limit` ranks of each linear or the whole one.
+
+    That in which all are whole is not among them.
+    """
+    layer = choices.dense.layers[0]
+    each: list[list[Mapping[str, int]]] = []
+    for name in linears:
+        ranks = evenly_spread(ranks_below_breakeven(choices, layer, name), limit)
+        layers = [with_ranks(layer, {name: rank}) for rank in ranks]
+        each.append([{}, *(small.ranks for small in choices.fastest(name, layers))])
+    together = (dict(chain.from_iterable(r.items() for r in ranks)) for ranks in product(*each))
+    return [with_ranks(layer, ranks) for ranks in together if ranks]
+
+
+def _at_shares(
+    choices: Choices, attention: LayerLayout, linears: Sequence[str]
+) -> list[LayerLayout]:
+    """The layer with attention whole, and with linear layers factorized to each of `_SHARES`."""
+    if not linears:
+        return [attention]
+    found: dict[tuple[tuple[str, int], ...], LayerLayout] = {(): attention}
+    paying = {name: ranks_below_breakeven(choices, attention, name) for name in linears}
+    for share in _SHARES:
+        ranks = {}
+        for name in linears:
+            limit = breakeven_rank(choices.dense, attention, name, share)
+            if fitting := [rank for rank in paying[name] if rank <= limit]:
+                ranks[name] = fitting[-1]
+        found[tuple(ranks.items())] = with_ranks(attention, ranks)
+    return list(found.values())
+
+
+class Factors:
     """Replaces one linear by two factors."""
 
     def __init__(self, linear: str) -> None:
         self.linear = linear
+        self.inputs, self.metrics = (input_of(linear),), (linear,)
         self.name = f"rank.{linear}"
 
     def full(self, dense: ModelLayout) -> int:
@@ -52,7 +204,7 @@ class LowRank:
         found: Factorization | None = layer.found.get(self.name)
         if found is None:
             weight = layer.weights[f"{self.linear}.weight"]
-            found = factorize(weight, self._covariance(layer), **self._metric(layer))
+            found = factorize(weight, input_covariance(layer, self.linear), **self._metric(layer))
             layer.found[self.name] = found
         return found
 
@@ -67,27 +219,6 @@ class LowRank:
         if metric is None:
             return {}
         return {"pulled_metric" if of_input(self.linear) else "output_metric": metric}
-
-    def _covariance(self, layer: MeasuredLayer) -> torch.Tensor:
-        """Covariance of the linear's input.
-
-        What is kept may be larger: o_proj's may span several value heads, and that of biased
-        linear layers has a 1, which the bias, kept as it is, does not need.
-        """
-        covariance = layer.covariances[input_of(self.linear)]
-        width = layer.weights[f"{self.linear}.weight"].shape[1]
-        if len(covariance) == width + 1:
-            return covariance[:width, :width]
-        if len(covariance) == width:
-            return covariance
-        layout = layer.layout
-        columns = own_columns(
-            layout.num_attention_heads,
-            layout.num_key_value_heads,
-            layout.head_dim,
-            len(covariance) // width,
-        )
-        return covariance[columns][:, columns]
 
 
 def balanced(factors: Factorization, rank: int) -> tuple[torch.Tensor, torch.Tensor]:

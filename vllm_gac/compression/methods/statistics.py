@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from vllm_gac.compression.methods.base import MeasuredLayer
+
 # The names of statistics: E|q_f|^2 of each pair [key heads * D / 2] after the norm of the queries,
 # summed over the query heads that share a key head; and the covariance [key heads * D] ^ 2 of the
 # keys, divided by their root mean squares, without the weight of the norm.
@@ -85,6 +87,28 @@ def own_columns(query_heads: int, value_heads: int, head_dim: int, group: int) -
 def input_of(linear: str) -> str:
     """The linear under whose name the covariance of `linear`'s input is kept."""
     return _INPUT_OF.get(linear, linear)
+
+
+def input_covariance(layer: MeasuredLayer, linear: str) -> torch.Tensor:
+    """The covariance [in, in] of the input of `linear`.
+
+    What is kept may be larger: o_proj's may span several value heads, and that of biased linear
+    layers has a 1, which the bias, kept as it is, does not need.
+    """
+    covariance = layer.covariances[input_of(linear)]
+    width = layer.weights[f"{linear}.weight"].shape[1]
+    if len(covariance) == width + 1:
+        return covariance[:width, :width]
+    if len(covariance) == width:
+        return covariance
+    layout = layer.layout
+    own = own_columns(
+        layout.num_attention_heads,
+        layout.num_key_value_heads,
+        layout.head_dim,
+        len(covariance) // width,
+    )
+    return covariance[own][:, own]
 
 
 def tail_sums(energies: torch.Tensor) -> torch.Tensor:

@@ -15,15 +15,15 @@ from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.measured import (
     Measured,
     covariances_of,
-    largest_value_group,
     metrics_of,
+    to_measure,
 )
+from vllm_gac.compression.methods.registry import METHODS, experts_fault, methods_of
 from vllm_gac.compression.passes import measure_statistics
 from vllm_gac.compression.statistics_file import FORMAT
 from vllm_gac.compression.statistics_writer import StatsFile, stats_file
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.dims import ModelLayout, experts_fault
-from vllm_gac.layout.schema import METHODS
+from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.runs.workspace import (
     claimed,
     finished_before,
@@ -67,8 +67,9 @@ class StatsSpec:
     @classmethod
     def to_plan(cls, layout: ModelLayout, methods: Sequence[str]) -> "StatsSpec":
         """What plans of `methods` need, and compression by them, of a dense model of `layout`."""
-        group = largest_value_group(layout) if "heads" in methods else 1
-        return cls(methods, covariances_of(methods), metrics_of(methods), group)
+        group = max((method.value_group(layout) for method in methods_of(methods)), default=1)
+        used = to_measure(layout, methods, group)
+        return cls(methods, covariances_of(used), metrics_of(used), group)
 
     def metadata(self, tokens: torch.Tensor, held: torch.Tensor) -> dict[str, str]:
         """What a statistics file says of itself that is measured on these texts."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from vllm_gac.compression.methods.registry import METHODS
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.schema import METHODS
 from vllm_gac.options import option, refuse_unexpected
 
 # How much text statistics are measured on; `compress`, which measures them itself, has it, too.
@@ -38,10 +38,10 @@ class CalibrateRequest:
     """
 
     methods: Sequence[str] = field(
-        default=METHODS,
+        default=tuple(METHODS),
         metadata=option(
             "--method",
-            "what plans will be made of: heads, prune, lowrank; default: all, the last of which "
+            f"what plans will be made of: {', '.join(METHODS)}; default: all, of which lowrank "
             "takes longest",
             kind="names",
             choices=METHODS,

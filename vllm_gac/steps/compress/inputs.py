@@ -8,7 +8,7 @@ from typing import Any
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import Checkpoint, open_dense
 from vllm_gac.checkpoint.writer import auxiliary_files, fingerprint, size_and_time
-from vllm_gac.compression.measured import covariances_for, metrics_for
+from vllm_gac.compression.measured import covariances_of, making, metrics_of
 from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
@@ -133,7 +133,8 @@ def _kept(plan: Plan | PlanRequest, dense: ModelLayout, layout: ModelLayout | No
         return StatsSpec.to_plan(dense, plan.methods)
     # Heads: the same sums as in a run that plans here itself, and so the same bytes.
     group = StatsSpec.to_plan(dense, plan.methods).value_group
-    return StatsSpec((), covariances_for(dense, layout), metrics_for(layout), group)
+    used = making(dense, layout)
+    return StatsSpec((), covariances_of(used), metrics_of(used), group)
 
 
 def _stats_record(path: Path, checkpoint: Checkpoint, layout: ModelLayout | None) -> dict[str, Any]:
@@ -141,11 +142,12 @@ def _stats_record(path: Path, checkpoint: Checkpoint, layout: ModelLayout | None
     dense = checkpoint.layout
     needed: dict[str, Any] = {}
     if layout is not None:
+        used = making(dense, layout)
         merged = max(dense.kv_heads_per(layer.value) for layer in layout.layers)
         needed = {
             "value_group": merged,
-            "needed": covariances_for(dense, layout),
-            "factorized": metrics_for(layout),
+            "needed": covariances_of(used),
+            "factorized": metrics_of(used),
         }
     measured = check_stats(path, dense, checkpoint.config_sha256, **needed)
     return {**measured.metadata, "file": size_and_time(path)}

@@ -14,8 +14,9 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.writer import copy_auxiliary_files
 from vllm_gac.compression.measured import (
     Measured,
-    covariances_for,
-    metrics_for,
+    covariances_of,
+    making,
+    metrics_of,
     shrink_covariances,
 )
 from vllm_gac.compression.methods.base import MeasuredLayer
@@ -55,12 +56,13 @@ def write_compressed(
     measured: Measured | None = None
     tokens = None
     if stats:
+        used = making(checkpoint.layout, layout)
         measured = check_stats(
             stats,
             checkpoint.layout,
             checkpoint.config_sha256,
-            needed=covariances_for(checkpoint.layout, layout),
-            factorized=metrics_for(layout),
+            needed=covariances_of(used),
+            factorized=metrics_of(used),
         )
         if not request.no_refit:
             context = checkpoint.config.max_position_embeddings

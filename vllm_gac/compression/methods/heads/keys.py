@@ -37,6 +37,8 @@ class Keys:
     latent: as in PaLU. Where keys are normed before RoPE, `group` is 1.
     """
 
+    inputs, metrics = ("self_attn.q_proj",), ()
+
     def __init__(self, form: Literal["rotary", "latent"], group: int) -> None:
         self.form, self.group = form, group
         self.name = f"{form}{group}"

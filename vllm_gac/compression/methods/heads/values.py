@@ -23,6 +23,8 @@ _RIDGE = 1e-5
 class Values:
     """Merges `group` neighbouring value heads into one, and makes heads smaller."""
 
+    inputs, metrics = ("self_attn.o_proj",), ()
+
     def __init__(self, group: int) -> None:
         self.group = group
         self.name = f"value{group}"
