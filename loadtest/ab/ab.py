@@ -27,8 +27,6 @@ from loadtest.report.capacity import Capacity, search
 from loadtest.report.report import ReportOptions, write_report
 from loadtest.report.summary import traffic_of
 from loadtest.runs.run import Run, load_run, read_info
-from loadtest.traffic.generate import generate
-from loadtest.traffic.scenario import Scenario, find_scenario, load_scenario
 from loadtest.traffic.schedule import write_schedule
 
 # The warm-up has its own prompts, so that what it leaves in a prefix cache does not help the runs.
@@ -176,22 +174,20 @@ def _staircases(
     """
     staircases = []
     for traffic in comparison.traffic:
-        path = find_scenario(traffic.scenario)
         steps = [
-            _step(traffic, path, rate, number * traffic.step, (part, repeat), out)
+            _step(traffic, rate, number * traffic.step, (part, repeat), out)
             for number, rate in enumerate(traffic.rates)
         ]
-        name = f"{path.stem}-{_number(part, repeat)}"
+        name = f"{traffic.name}-{_number(part, repeat)}"
         whole = out / f"{name}.jsonl"
         write_staircase(steps, zlib.crc32(f"{name}{seed}".encode()), whole)
-        names = tuple(f"{path.stem}-{rate:g}-per-second" for rate in traffic.rates)
-        staircases.append(Staircase(path.stem, traffic, whole, tuple(steps), names))
+        names = tuple(f"{traffic.name}-{rate:g}-per-second" for rate in traffic.rates)
+        staircases.append(Staircase(traffic.name, traffic, whole, tuple(steps), names))
     return staircases
 
 
 def _step(
     traffic: Traffic,
-    path: Path,
     rate: float,
     begin: float,
     which: tuple[int, int],
@@ -199,12 +195,10 @@ def _step(
     suffix: str = "",
 ) -> Step:
     """Write the schedule of one rate of one repeat. `which` is the part and the repeat."""
-    name = f"{path.stem}-{rate:g}-per-second-{_number(*which)}{suffix}"
-    scenario = load_scenario(
-        path, rate=rate, duration=traffic.step, seed=zlib.crc32(f"{name} traffic".encode())
-    )
+    name = f"{traffic.name}-{rate:g}-per-second-{_number(*which)}{suffix}"
     file = out / f"{name}.jsonl"
-    write_schedule(generate(scenario), file)
+    seed = zlib.crc32(f"{name} traffic".encode())
+    write_schedule(traffic.schedule(rate, traffic.step, seed), file)
     return Step(file, begin, (traffic.settle, traffic.settle + traffic.duration))
 
 
@@ -221,9 +215,7 @@ def _search(
     """Test rates near the server's capacity until its limits are narrow. Returns the new runs."""
     if traffic.search is None:
         return []
-    path = find_scenario(traffic.scenario)
-    scenario = _scenario_name(path)
-    mine = [run for run in map(load_run, before) if traffic_of(run) == scenario]
+    mine = [run for run in map(load_run, before) if traffic_of(run) == traffic.name]
     mine = [run for run in mine if run.verdict.valid]
     made: list[Path] = []
 
@@ -231,11 +223,11 @@ def _search(
         low, high, rate = known.rate.low, known.rate.high, known.next_rate
         print(f"  capacity of {server.label}: {low:.3g} to {high:.3g} requests/s", flush=True)
         label = f"search-{number + 1}"
-        step = _step(traffic, path, rate, 0.0, which, out, f"-{label}")
-        whole = out / f"{name}-{path.stem}-{label}.jsonl"
+        step = _step(traffic, rate, 0.0, which, out, f"-{label}")
+        whole = out / f"{name}-{traffic.name}-{label}.jsonl"
         write_staircase([step], zlib.crc32(whole.stem.encode()), whole)
-        run = f"{path.stem}-{rate:g}-per-second-{label}"
-        staircase = Staircase(f"{path.stem}-{label}", traffic, whole, (step,), (run,), True)
+        run = f"{traffic.name}-{rate:g}-per-second-{label}"
+        staircase = Staircase(f"{traffic.name}-{label}", traffic, whole, (step,), (run,), True)
         climbed = _climb(comparison, server, running, name, staircase, out)
         made.extend(climbed)
         return [run for run in map(load_run, climbed) if run.verdict.valid]
@@ -244,19 +236,10 @@ def _search(
     return made
 
 
-def _scenario_name(path: Path) -> str:
-    scenario: Scenario = load_scenario(path)
-    return scenario.name
-
-
 def _warmup(comparison: Comparison, out: Path) -> Path:
     first = comparison.traffic[0]
-    scenario = load_scenario(
-        find_scenario(first.scenario),
-        rate=first.rates[0],
-        duration=comparison.warmup,
-        seed=_WARMUP_SEED,
-    )
+    schedule = first.schedule(first.rates[0], comparison.warmup, _WARMUP_SEED)
+    requests = tuple(request.model_copy(update={"body": {}}) for request in schedule.requests)
     path = out / "warmup.jsonl"
-    write_schedule(generate(scenario), path)
+    write_schedule(dataclasses.replace(schedule, requests=requests), path)
     return path

@@ -1,15 +1,20 @@
 """The file of an A/B comparison: which servers, and what traffic at which rates."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from loadtest.client.client import check_bodies
 from loadtest.errors import LoadTestError
 from loadtest.runs.access import request_headers, tls_context
 from loadtest.runs.target import Endpoint, Target
-from loadtest.traffic.scenario import find_scenario, load_scenario
+from loadtest.traffic.generate import generate
+from loadtest.traffic.recorded import from_trace, recorded_rate, with_prompts
+from loadtest.traffic.scenario import Slo, find_scenario, load_scenario
+from loadtest.traffic.schedule import Schedule
 from loadtest.yaml_file import load_yaml
 
 MAX_REPEATS = 100
@@ -26,6 +31,8 @@ class Server(_Strict):
     """One server to compare: `command` starts it on port {port}, or it runs at `url` already.
 
     Attributes:
+        restart: a command that starts the server at `url` anew before each turn, and ends when it
+            is up, such as kubectl's.
         model: the name that it gives its model.
         url: what comes before /v1, such as https://HOST/PATH.
         environment: of the command.
@@ -38,6 +45,7 @@ class Server(_Strict):
     model: str
     command: str | None = None
     url: str | None = None
+    restart: str | None = None
     environment: dict[str, str] = Field(default_factory=dict)
     endpoint: Endpoint = "completions"
     respect_eos: bool = False
@@ -64,18 +72,43 @@ class Search(_Strict):
 
 
 class Traffic(_Strict):
-    """A scenario at ascending rates (requests per second).
+    """A scenario, or a recorded trace, at ascending rates (requests per second).
+
+    A trace is replayed from its beginning in each repeat, its time stretched to the rate; without
+    `rates`, as it was recorded. `slo` is a trace's: a scenario has its own. `prompts` is a file of
+    prompts that are sent in place of random ones.
 
     Of each rate `duration` seconds count. Before them are `settle` seconds in which the server
     gets to the steady state of the rate, and after them `tail` seconds that keep it there.
     """
 
-    scenario: str
-    rates: Annotated[list[Rate], Field(min_length=1)]
+    scenario: str | None = None
+    trace: Path | None = None
+    prompts: Path | None = None
+    slo: Slo | None = None
+    rates: list[Rate] = Field(default_factory=list)
     duration: Seconds
     settle: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 15.0
     tail: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
     search: Search | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        own = Path(self.scenario or self.trace or "").stem
+        return own if self.prompts is None else f"{own}-{self.prompts.stem}"
+
+    def schedule(self, rate: float, seconds: float, seed: int) -> Schedule:
+        """The traffic at a rate. Raises LoadTestError for a file that is wrong."""
+        if self.trace is not None:
+            schedule = from_trace(self.trace, rate, seconds, seed, self.slo or Slo())
+        else:
+            path = find_scenario(self.scenario or "")
+            schedule = generate(load_scenario(path, rate=rate, duration=seconds, seed=seed))
+        if self.prompts is not None:
+            schedule = with_prompts(schedule, self.prompts, seed)
+        schedule.traffic["scenario"]["name"] = self.name
+        return schedule
 
     @property
     def step(self) -> float:
@@ -143,34 +176,47 @@ def load_comparison(path: Path) -> Comparison:
     for server in comparison.servers:
         _check_server(path, server)
     try:
-        for traffic in comparison.traffic:
-            load_scenario(find_scenario(traffic.scenario))
+        traffics = [_checked(traffic, comparison.servers) for traffic in comparison.traffic]
     except LoadTestError as error:
         raise LoadTestError(f"{path}: {error}") from error
-    for traffic in comparison.traffic:
-        if traffic.rates != sorted(set(traffic.rates)):
-            raise LoadTestError(f"{path}: rates of {traffic.scenario} must ascend")
-    return comparison
+    if len({traffic.name for traffic in traffics}) < len(traffics):
+        raise LoadTestError(f"{path}: traffic: two have the same name; rename a file")
+    return comparison.model_copy(update={"traffic": traffics})
+
+
+def _checked(traffic: Traffic, servers: Sequence[Server]) -> Traffic:
+    """The traffic with its rates. Raises LoadTestError unless all servers can be asked it."""
+    if (traffic.scenario is None) == (traffic.trace is None):
+        raise LoadTestError("traffic: give either a scenario or a trace")
+    if traffic.trace is None and traffic.slo is not None:
+        raise LoadTestError(f"slo of {traffic.scenario}: stands in the scenario; leave it out")
+    if traffic.trace is not None and not traffic.rates:
+        traffic = traffic.model_copy(update={"rates": [recorded_rate(traffic.trace)]})
+    if not traffic.rates or traffic.rates != sorted(set(traffic.rates)):
+        raise LoadTestError(f"rates of {traffic.name} must ascend, and there must be one")
+    # At the highest rate a trace is over first.
+    schedule = traffic.schedule(traffic.rates[-1], traffic.step, 0)
+    for server in servers:
+        check_bodies(schedule, server.endpoint)
+    return traffic
 
 
 def _check_server(path: Path, server: Server) -> None:
     """Raise LoadTestError unless the server can be started, or can be reached where it runs."""
-    where = f"{path}: command of {server.label}"
+    where = f"{path}: {server.label}"
     if (server.command is None) == (server.url is None):
-        raise LoadTestError(f"{path}: {server.label}: give either its command or its url")
+        raise LoadTestError(f"{where}: give either its command or its url")
+    if server.command is not None and server.restart is not None:
+        raise LoadTestError(f"{where}: restart is of a url; a command starts for each turn")
     try:
         target_of(server, server.url or "http://127.0.0.1")
     except LoadTestError as error:
-        raise LoadTestError(f"{path}: {server.label}: {error}") from error
-    if server.command is None:
-        if server.environment:
-            raise LoadTestError(
-                f"{path}: {server.label}: environment is of a command; leave it out"
-            )
-        return
-    if "{port}" not in server.command:
-        raise LoadTestError(f"{where}: has no {{port}}; put it where the server's port stands")
+        raise LoadTestError(f"{where}: {error}") from error
+    if server.command is None and server.environment:
+        raise LoadTestError(f"{where}: environment is of a command; leave it out")
+    if server.command is not None and "{port}" not in server.command:
+        raise LoadTestError(f"{where}: command has no {{port}}; put it where the port stands")
     try:
-        shlex.split(server.command)
+        shlex.split(server.command or server.restart or "")
     except ValueError as error:
         raise LoadTestError(f"{where}: cannot be read as a shell does: {error}") from error

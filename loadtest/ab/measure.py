@@ -12,7 +12,7 @@ from pathlib import Path
 
 from loadtest.ab.comparison_file import Comparison, Server, Traffic, target_of
 from loadtest.ab.keeper import kept
-from loadtest.ab.server import Running, end_of, remote, running_server
+from loadtest.ab.server import Running, end_of, remote, restart, running_server
 from loadtest.ab.staircase import Step, split_into_runs
 from loadtest.client.command import FAILED, HEADERS, INVALID, client_command
 from loadtest.errors import LoadTestError
@@ -41,7 +41,11 @@ def up(
 ) -> Iterator[Running]:
     """Start the server, unless it runs elsewhere, and warm it up. It runs until the block ends."""
     if server.url:
-        running = remote(_target(comparison, server))
+        target, log = _target(comparison, server), out / f"{name}.log"
+        if server.restart:
+            print(f"restarting {name}: {server.restart}", flush=True)
+            restart(shlex.split(server.restart), log, comparison.patience)
+        running = remote(target)
         _locust(comparison, server, running, warmup, out / "warmups" / name)
         yield running
         return
@@ -70,9 +74,9 @@ def _command(comparison: Comparison, server: Server) -> str:
 def _name_of_start(comparison: Comparison, server: Server, running: Running, out: Path) -> str:
     """What the runs of one start of the server have in common.
 
-    Nobody restarts a server that runs elsewhere, unless its metrics say that somebody did.
+    A server that runs elsewhere is started anew by `restart`, or if its metrics say so.
     """
-    if server.url is None:
+    if server.url is None or server.restart is not None:
         return f"{out.resolve().name}/{server.label} since {running.since:.0f}"
     since = scrape(_target(comparison, server)).get("process_start_time_seconds")
     return server.url if since is None else f"{server.url} since {since:.0f}"

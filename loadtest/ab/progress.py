@@ -14,19 +14,19 @@ def prediction(comparison: Comparison) -> str:
     servers, repeats = len(comparison.servers), comparison.repeats
     lines = []
     for traffic in comparison.traffic:
-        rates = ", ".join(f"{rate:g}" for rate in traffic.rates)
+        rates = ", ".join(f"{rate:.4g}" for rate in traffic.rates)
         more = f" and up to {traffic.search.steps} of a search" if traffic.search else ""
         seconds = servers * repeats * traffic.seconds
         lines.append(
-            f"{traffic.scenario} at {rates}/s{more}: {servers} servers x {repeats} repeats, "
+            f"{traffic.name} at {rates}/s{more}: {servers} servers x {repeats} repeats, "
             f"{seconds:g} s of traffic"
         )
     clients = servers * repeats * sum(traffic.staircases for traffic in comparison.traffic)
     minutes = (comparison.seconds + clients * _CLIENT_SECONDS) / 60
-    own = sum(server.command is not None for server in comparison.servers)
+    own = sum(server.url is None or server.restart is not None for server in comparison.servers)
     starts = f"{own * repeats} starts of a server"
     if own < servers:
-        starts += f", none of the {servers - own} that run elsewhere,"
+        starts += f", none of the {servers - own} that nobody restarts,"
     lines.append(f"about {minutes:.0f} min, and {starts} with {comparison.warmup:g} s of warm-up")
     return "\n".join(lines)
 
@@ -51,7 +51,7 @@ class Progress:
         # Before the first turn has ended, only the traffic's own time is known.
         slower = max(spent / self._done, 1.0) if self._done else 1.0
         left = max(self._seconds - self._done, self._current) * slower / 60
-        what = ", ".join(traffic.scenario for traffic in traffics)
+        what = ", ".join(traffic.name for traffic in traffics)
         turn = f"turn {self._begun} of {self._turns}"
         print(f"{name}: {turn}, {what}, {left:.0f} min left", flush=True)
 

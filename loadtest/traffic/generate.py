@@ -5,7 +5,7 @@ so that a change of the rate does not change the lengths.
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,21 +53,45 @@ def generate(scenario: Scenario) -> Schedule:
     )
     inputs = np.array([turn.input for turn in turns])
     outputs = np.array([turn.output for turn in turns])
+    # A turn's prompt is the beginning of the next one's.
+    shared += int(inputs.sum() - longest.sum())
     low, high = scenario.vocabulary
     prompts = PromptRules(scenario.block_tokens, low, high, scenario.seed)
     traffic = {
         "scenario": scenario.model_dump(mode="json"),
         "attribution": _attribution(scenario),
-        "requests": len(requests),
-        "requests_per_second": len(requests) / scenario.duration,
+        **summary(times, inputs, outputs, scenario.duration, cut, shared),
+    }
+    return Schedule(requests, prompts, traffic)
+
+
+def summary(
+    times: NDArray[np.float64],
+    inputs: Lengths,
+    outputs: Lengths,
+    seconds: float,
+    truncated: float,
+    shared: int,
+) -> dict[str, Any]:
+    """What a report says of traffic.
+
+    Args:
+        times: when requests, or sessions, come, in seconds.
+        inputs: tokens of each prompt.
+        outputs: tokens of each answer.
+        seconds: how long the traffic is.
+        truncated: the share of requests that were cut to the context.
+        shared: how many tokens of all prompts an earlier prompt begins with.
+    """
+    return {
+        "requests": len(inputs),
+        "requests_per_second": len(inputs) / seconds,
         "gap_cv": _cv(np.diff(times)),
         "input_length": _summary(inputs),
         "output_length": _summary(outputs),
-        "truncated_fraction": cut,
-        # A turn's prompt is the beginning of the next one's.
-        "shared_prefix_fraction": float((shared + inputs.sum() - longest.sum()) / inputs.sum()),
+        "truncated_fraction": truncated,
+        "shared_prefix_fraction": float(shared / inputs.sum()),
     }
-    return Schedule(requests, prompts, traffic)
 
 
 def _lengths(

@@ -20,13 +20,13 @@ from loadtest.errors import LoadTestError
 pytest.importorskip("matplotlib")
 
 from loadtest.ab import ab
-from loadtest.ab.ab import _in_turn, _staircases, run_comparison
+from loadtest.ab.ab import _in_turn, _staircases, _warmup, run_comparison
 from loadtest.ab.comparison_file import Server, load_comparison
-from loadtest.ab.measure import Staircase, _name_of_start
+from loadtest.ab.measure import Staircase, _name_of_start, up
 from loadtest.ab.progress import prediction
 from loadtest.ab.server import Running
 from loadtest.mock_server import Timing
-from loadtest.traffic.schedule import read_schedule
+from loadtest.traffic.schedule import fingerprint, read_schedule
 from tests.loadtest.locusts import ROOT
 from tests.loadtest.runs import write_run
 from tests.loadtest.servers import mock, scripted
@@ -77,7 +77,7 @@ def test_shipped_comparisons_are_right(path: Path) -> None:
         (TEXT.replace("scenario: smoke", "scenario: nope"), "no scenario 'nope'; there are"),
         (
             TEXT.replace("--port {{port}} --itl 0.02", "--itl 0.02"),
-            "command of fast: has no {port}",
+            "fast: command has no {port}",
         ),
         (
             TEXT.replace("label: fast,", "label: fast, url: 'http://h',"),
@@ -93,7 +93,24 @@ def test_shipped_comparisons_are_right(path: Path) -> None:
         ),
         (TEXT + REMOTE.format("url: 'http://h', environment: {{A: b}}"), "environment is of a com"),
         (TEXT.replace("--itl 0.02", "'"), "fast: cannot be read as a shell does"),
+        (
+            TEXT + REMOTE.format("url: 'http://h', restart: '\"'"),
+            "there: cannot be read as a shell",
+        ),
+        (TEXT.replace("label: fast,", "label: fast, restart: a,"), "fast: restart is of a url"),
         (TEXT.replace("duration: 2", "duration: 1e12"), "less than or equal to 604800"),
+        (
+            TEXT.replace("scenario: smoke", "trace: a, scenario: smoke"),
+            "a scenario or a trace",
+        ),
+        (TEXT.replace("scenario: smoke", "slo: {{ttft: 1}}, scenario: smoke"), "slo of smoke"),
+        (TEXT.replace("scenario: smoke", "trace: /no"), "/no: cannot be read"),
+        (
+            TEXT.replace("scenario: smoke", "prompts: /no, scenario: smoke"),
+            "/no: no prompts can",
+        ),
+        (TEXT.replace("rates: [6], ", ""), "rates of calibration must ascend"),
+        (TEXT.replace("scenario: calibration", "scenario: smoke"), "two have the same name"),
     ],
 )
 def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, message: str) -> None:
@@ -115,7 +132,7 @@ def test_a_prediction_counts_every_turn(tmp_path: Path) -> None:
 def test_a_prediction_speaks_of_no_starts_of_what_runs_elsewhere(tmp_path: Path) -> None:
     text = TEXT + REMOTE.format("url: 'http://h'")
     (*_, last) = prediction(load_comparison(written(tmp_path, text))).splitlines()
-    assert "4 starts of a server, none of the 1 that run elsewhere" in last
+    assert "4 starts of a server, none of the 1 that nobody restarts" in last
 
 
 def test_who_begins_differs_between_repeats_and_parts(tmp_path: Path) -> None:
@@ -158,6 +175,83 @@ def test_a_start_is_one_even_if_the_comparison_goes_on_later(tmp_path: Path) -> 
         there = Server(label="there", model="m", url=url)
         name = _name_of_start(comparison, there, Running(None, url, None, 0.0), tmp_path)
     assert name == f"{url} since 1700000000"
+
+
+def test_a_server_elsewhere_that_is_restarted_has_a_start_each_turn(tmp_path: Path) -> None:
+    restart = f"sh -c 'echo again >>{tmp_path}/told'"
+    text = TEXT + REMOTE.format(f'url: "http://127.0.0.1:9", restart: "{restart}"')
+    comparison = load_comparison(written(tmp_path, text))
+    (*_, there) = comparison.servers
+    for turn in (1, 2):
+        with (
+            pytest.raises(LoadTestError, match="no answer"),  # after the restart, where nothing is
+            up(comparison, there, f"there-{turn}", tmp_path / "w.jsonl", tmp_path),
+        ):
+            pass
+    assert (tmp_path / "told").read_text() == "again\nagain\n"
+    names = [
+        _name_of_start(comparison, there, Running(None, "", None, 0.0, since=since), tmp_path)
+        for since in (1.0, 2.0)
+    ]
+    assert names[0] != names[1]
+    assert "6 starts of a server with" in prediction(comparison)
+    failing = there.model_copy(update={"restart": "sh -c 'exit 3'"})
+    with (
+        pytest.raises(LoadTestError, match="restart: exited with 3"),
+        up(comparison, failing, "there-3", tmp_path / "w.jsonl", tmp_path),
+    ):
+        pass
+
+
+def test_a_trace_is_replayed_by_all_servers_at_its_rate_and_at_others(tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"timestamp": 500 * k, "input_length": 20, "output_length": 8, "hash_ids": [7]})
+        for k in range(13)
+    ]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    trace = f"{{{{trace: {tmp_path}/mine.jsonl, "
+    text = TEXT.replace("{{scenario: smoke, rates: [5, 8], ", trace)
+    (mine, _) = load_comparison(written(tmp_path, text)).traffic
+    assert (mine.name, mine.rates, mine.step) == ("mine", [2.0], 3.0)
+    # In milliseconds, for 3 s at 2/s, and twice as fast.
+    one, two = mine.schedule(2.0, 3.0, 1), mine.schedule(4.0, 3.0, 1)
+    assert [r.timestamp for r in one.requests] == [0, 500, 1000, 1500, 2000, 2500]
+    assert [r.timestamp for r in two.requests] == [250 * k for k in range(12)]
+    assert one.traffic["scenario"]["name"] == "mine"
+    assert one.traffic["shared_prefix_fraction"] == pytest.approx(5 / 6)
+    # Each repeat has the same requests, so all of its runs have partners.
+    comparison = load_comparison(written(tmp_path, text))
+    found = [_staircases(comparison, 1, repeat, tmp_path)[0].steps[0] for repeat in (1, 2)]
+    assert len({fingerprint(step.schedule) for step in found}) == 1
+    with pytest.raises(LoadTestError, match=r"mine\.jsonl: lasts 3 s at 4 requests per second"):
+        mine.schedule(4.0, 3.5, 1)
+
+
+def test_prompts_of_a_file_are_sent_each_once_before_any_twice(tmp_path: Path) -> None:
+    prompts = [f"Tell me of {k}." for k in range(4)]
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
+    text = TEXT.replace("scenario: smoke,", f"scenario: smoke, prompts: {file},")
+    comparison = load_comparison(written(tmp_path, text))
+    traffic, without = comparison.traffic[0], load_comparison(written(tmp_path)).traffic[0]
+    assert traffic.name == "smoke-mine"
+    one, other = traffic.schedule(8.0, 3.0, 1), without.schedule(8.0, 3.0, 1)
+    assert [r.timestamp for r in one.requests] == [r.timestamp for r in other.requests]
+    sent = [request.body["prompt"] for request in one.requests]
+    assert sorted(map(str, sent[:4])) == sorted(map(str, sent[4:8])) == prompts
+    assert sent != [r.body["prompt"] for r in traffic.schedule(8.0, 3.0, 2).requests]
+    # What a server has seen in its warm-up would help it later.
+    assert not any(r.body for r in read_schedule(_warmup(comparison, tmp_path)).requests)
+    chat = text.replace("label: fast,", "label: fast, endpoint: chat,")
+    with pytest.raises(LoadTestError, match=r"/v1/chat does not take"):
+        load_comparison(written(tmp_path, chat))
+    for wrong, why in (
+        ("[1]", "mine.jsonl:1: "),
+        ('{"prompt": "a", "n": 2}', "mine.jsonl:1: body"),
+    ):
+        file.write_text(wrong)
+        with pytest.raises(LoadTestError, match=why):
+            load_comparison(written(tmp_path, text))
 
 
 def test_steps_whose_client_did_not_keep_up_are_repeated_once(
