@@ -62,11 +62,9 @@ def test_offloaded_moments_make_room_for_whole_weights() -> None:
     assert chosen_rank("auto", 32, WHOLE, LORA, 141 * GB) == 32
     assert chosen_rank("auto", 32, whole, lora, 141 * GB, 90 * GB) is None
     assert chosen_rank("auto", 32, whole, lora, 141 * GB, 80 * GB) == 32
-    with pytest.raises(
-        HealingError, match=r"give --offload, which takes 91\.1 GB, and 83\.8 GB of"
-    ):
+    with pytest.raises(HealingError, match=r"--offload, .* 91\.1 GB.* 83\.8 GB"):
         chosen_rank("full", 32, WHOLE, LORA, 141 * GB)
-    with pytest.raises(HealingError, match=r"needs 83\.8 GB of host memory .* 80\.0 GB are free"):
+    with pytest.raises(HealingError, match=r"83\.8 GB .* 80\.0 GB"):
         chosen_rank("full", 32, whole, lora, 141 * GB, 80 * GB)
 
 
@@ -80,11 +78,11 @@ def test_several_gpus_share_all_but_embeddings_and_activations() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_its_parts() -> None:
-    with pytest.raises(HealingError, match=r"111\.7 for what is trained.*; 75\.2 GB") as refused:
+    with pytest.raises(HealingError, match=r"111\.7 .* 75\.2 GB") as refused:
         chosen_rank("full", 32, WHOLE, LORA, 80 * GB)
-    assert "give --train lora, which takes" in str(refused.value)
+    assert "--train lora" in str(refused.value)
     assert "--offload" not in str(refused.value)  # would not help
-    with pytest.raises(HealingError, match=r"16\.1 other weights, 16\.1 the teacher"):
+    with pytest.raises(HealingError, match=r"16\.1 .*16\.1 "):
         chosen_rank("auto", 32, WHOLE, LORA, 24 * GB)
 
 

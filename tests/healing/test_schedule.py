@@ -1,7 +1,5 @@
 """Every step's sequences and learning rate follow from its number."""
 
-import re
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -79,28 +77,23 @@ def test_how_many_sequences_a_step_has(
 
 
 def test_a_step_has_no_more_tokens_than_all_steps_together() -> None:
-    with pytest.raises(HealingError, match="5001: one step would take more than the 5000 tokens"):
+    with pytest.raises(HealingError, match=r"5001.* 5000 "):
         schedule(1000, 512, 5000, 5001, 1e-4)
 
 
 @pytest.mark.parametrize(
     ("tokens", "batch_tokens", "processes", "said"),
     [
-        (
-            1,
-            None,
-            1,
-            "too few tokens to train on, 1: one step takes a whole sequence of 512 tokens; ",
-        ),
-        (511, 100, 1, "give --tokens 512 or more, or a smaller --sequence-length"),
-        (2047, None, 4, "of 512 tokens for each of 4 processes; give --tokens 2048 or more"),
-        (9000, 100, 1, "--batch-tokens 100: one step takes whole sequences of 512 tokens; give 51"),
+        (1, None, 1, "--tokens 512"),
+        (511, 100, 1, "--tokens 512"),
+        (2047, None, 4, "--tokens 2048"),
+        (9000, 100, 1, "--batch-tokens 100"),
     ],
 )
 def test_less_than_a_sequence_is_refused(
     tokens: int, batch_tokens: int | None, processes: int, said: str
 ) -> None:
-    with pytest.raises(HealingError, match=re.escape(said)):
+    with pytest.raises(HealingError, match=said):
         schedule(1000, 512, tokens, batch_tokens, 1e-4, processes)
 
 

@@ -80,62 +80,58 @@ def test_no_file_is_no_state(tmp_path: Path) -> None:
     assert read(tmp_path / "state") == (None, {})
 
 
-def broken(path: Path) -> list[tuple[str, str]]:
-    """Ways to break the state in `path`: files beside it, and what is said of each."""
+def broken(path: Path) -> list[str]:
+    """Write files beside the state in `path` that are none, or of another run; their names."""
     good, metadata = load_file(path), {"format": "2", "run": "run"}
     text = json.dumps({"step": 9, "guard": "none"})
-    found = [
-        ("torn", path.read_bytes()[:-7], "not the state of a healing"),
-        ("pickle", b"\x80\x04]\x94.", "not the state of a healing"),
-    ]
-    for name, contents, _ in found:
+    damaged = {"torn": path.read_bytes()[:-7], "pickle": b"\x80\x04]\x94."}
+    for name, contents in damaged.items():
         path.with_name(name).write_bytes(contents)
     whole = {"format": "2", "run": "run", "state": _metadata(path)}
-    variants: dict[str, tuple[dict[str, torch.Tensor], dict[str, str], str]] = {
-        "other": (good, whole | {"run": "other"}, "the state of another run"),
-        "newer": (good, whole | {"format": "3"}, "the state of another run"),
-        "stateless": (good, metadata, "not the state of a healing"),
-        "wrong": (good, metadata | {"state": text}, "not the state of a healing"),
-        "less": ({"weights.a": good["weights.a"]}, whole, "other tensors than"),
-        "shape": (good | {"weights.b": torch.ones(5)}, whole, r"weights.b: torch.float32 \[5\]"),
-        "dtype": (good | {"best.b": torch.ones(4).half()}, whole, "best.b: torch.float16"),
-        "nan": (good | {"exp_avg_sq.b": torch.full((4,), math.nan)}, whole, "NaN or infinity"),
+    variants: dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]] = {
+        "other": (good, whole | {"run": "other"}),
+        "newer": (good, whole | {"format": "3"}),
+        "stateless": (good, metadata),
+        "wrong": (good, metadata | {"state": text}),
+        "less": ({"weights.a": good["weights.a"]}, whole),
+        "shape": (good | {"weights.b": torch.ones(5)}, whole),
+        "dtype": (good | {"best.b": torch.ones(4).half()}, whole),
+        "nan": (good | {"exp_avg_sq.b": torch.full((4,), math.nan)}, whole),
     }
-    for name, (values, header, _) in variants.items():
+    for name, (values, header) in variants.items():
         save_file(values, path.with_name(name), header)
-    return [(n, m) for n, _, m in found] + [(n, m) for n, (_, _, m) in variants.items()]
+    return [*damaged, *variants]
 
 
-IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
-    "too many steps": ({"step": 10**18}, "after step 1000000000000000000, the run has 10"),
-    "no step": ({"step": 0}, "after step 0"),
-    "text for a step": ({"step": "9"}, "validation error"),
-    "a true step": ({"step": True}, "validation error"),
-    "text for a loss": ({"teacher_loss": "1.5"}, "validation error"),
-    "NaN": ({"best": {"divergence": math.nan, "loss": 1.0}}, "a score that is not finite"),
-    "infinity": ({"teacher_loss": math.inf}, "a score that is not finite"),
-    "negative halvings": ({"halvings": -5}, "-5 halvings"),
-    "many halvings": ({"halvings": 4}, "4 halvings"),
-    "negative patience": ({"stale": -1}, "-1 measurements"),
-    "a growing rate": ({"factor": 2.0}, "a factor of 2"),
-    "no rate": ({"factor": 0.0}, "a factor of 0"),
-    "begun later": ({"begun": 10}, "best or begun at a step"),
-    "best later": ({"best_step": 10}, "best or begun at a step"),
-    "measured later": ({"curve": [(10, 0.5, 2.0)]}, "measurements that are none of 9 steps"),
-    "measured twice": ({"curve": [(3, 0.5, 2.0)] * 2}, "measurements that are none of 9 steps"),
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    "too many steps": {"step": 10**18},
+    "no step": {"step": 0},
+    "text for a step": {"step": "9"},
+    "a true step": {"step": True},
+    "text for a loss": {"teacher_loss": "1.5"},
+    "NaN": {"best": {"divergence": math.nan, "loss": 1.0}},
+    "infinity": {"teacher_loss": math.inf},
+    "negative halvings": {"halvings": -5},
+    "many halvings": {"halvings": 4},
+    "negative patience": {"stale": -1},
+    "a growing rate": {"factor": 2.0},
+    "no rate": {"factor": 0.0},
+    "begun later": {"begun": 10},
+    "best later": {"best_step": 10},
+    "measured later": {"curve": [(10, 0.5, 2.0)]},
+    "measured twice": {"curve": [(3, 0.5, 2.0)] * 2},
 }
 
 
 @pytest.mark.parametrize("case", IMPOSSIBLE)
 def test_a_progress_that_cannot_be_is_refused(case: str, tmp_path: Path) -> None:
-    changes, said = IMPOSSIBLE[case]
     write(tmp_path / "state", progress())
     state = json.loads(_metadata(tmp_path / "state"))
-    for key, value in changes.items():
+    for key, value in IMPOSSIBLE[case].items():
         (state if key == "step" else state["guard"])[key] = value
     good = load_file(tmp_path / "state")
     save_file(good, tmp_path / "x", {"format": "2", "run": "run", "state": json.dumps(state)})
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=str(tmp_path / "x")):
         read(tmp_path / "x")
 
 
@@ -148,7 +144,6 @@ def _metadata(path: Path) -> str:
 
 def test_a_state_that_is_broken_or_of_another_run_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "state", progress())
-    for name, said in broken(tmp_path / "state"):
-        with pytest.raises(CheckpointError, match=said) as refused:
+    for name in broken(tmp_path / "state"):
+        with pytest.raises(CheckpointError, match=str(tmp_path / name)):
             read(tmp_path / name)
-        assert str(tmp_path / name) in str(refused.value)

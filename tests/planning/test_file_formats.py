@@ -32,12 +32,12 @@ def test_a_plan_survives_being_written_and_read(align: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 2}, "plan.json: version: this release reads format version 1"),
+        ({"version": 2}, "plan.json: version: "),
         ({"align": "best"}, "plan.json: align: "),
         ({"methods": ["magic"]}, "plan.json: methods.0: "),
         ({"param_ratio": 0}, "plan.json: param_ratio: "),
         ({"param_ratio": "0.8"}, "plan.json: param_ratio: "),
-        ({"param_ratios": 0.8}, "plan.json: param_ratios: unknown key"),
+        ({"param_ratios": 0.8}, "plan.json: param_ratios: "),
         ({"layers": []}, "plan.json: layers: "),
         ({"parameters": {"dense": 10, "allowed": 8, "used": -1}}, "plan.json: parameters.used: "),
     ],

@@ -137,7 +137,7 @@ def test_a_plan_needs_what_was_calibrated_for(
     assert measured_plan(checkpoint, stats, PlanRequest(kv_ratio=0.5)).expected_loss is not None
     pruned = replace(RUN, methods=["prune"])
     calibrate(directory, [text], tmp_path / "some", pruned, progress=False)
-    with pytest.raises(PlanError, match=r"calibrated for prune, not for heads; .* --method"):
+    with pytest.raises(PlanError, match=r"prune.* heads.* --method"):
         measured_plan(checkpoint, tmp_path / "some", PlanRequest(kv_ratio=0.5))
     kept = replace(StatsSpec.to_plan(checkpoint.layout, METHODS), value_group=1)
     write_statistics(checkpoint, [text], tmp_path / "single", kept, 1024, 128, "cpu", False)

@@ -73,30 +73,30 @@ class TestReading:
         assert read_plan(self.path, self.model) == self.plan
 
     def test_another_models(self) -> None:
-        self.refused("another model", model_config_sha256="0" * 64)
+        self.refused("plan.json", model_config_sha256="0" * 64)
 
     def test_budgets_that_are_not_met(self) -> None:
         budget = self.plan.kv_elements.model_dump() | {"used": 1}
-        self.refused("kv_elements: its layers have", kv_elements=budget)
+        self.refused("kv_elements", kv_elements=budget)
         less = exact_budget(0.5, self.model.layout.parameters)
         budget = less.model_dump() | {"used": self.plan.parameters.used}
-        self.refused(f"of {less.allowed} allowed", param_ratio=0.5, parameters=budget)
+        self.refused(f"{less.allowed}", param_ratio=0.5, parameters=budget)
 
     def test_budgets_that_are_not_the_ratios(self) -> None:
-        self.refused("parameters: 0.9 of the model's", param_ratio=0.9)
+        self.refused("parameters: 0.9", param_ratio=0.9)
         budget = self.plan.kv_elements.model_dump()
         for name in ("dense", "allowed"):
             changed = budget | {name: budget[name] + 1}
-            self.refused("kv_elements: 0.5 of the model's", kv_elements=changed)
+            self.refused("kv_elements: 0.5", kv_elements=changed)
 
     def test_methods_that_do_not_make_its_layers(self) -> None:
-        self.refused("key: only the method heads changes it", methods=["prune"])
-        self.refused("intermediate_size: only the method prune", methods=["heads"])
+        self.refused("key: .*heads", methods=["prune"])
+        self.refused("intermediate_size: .*prune", methods=["heads"])
         ranks = self.section(ranks={"mlp.up_proj": 64})
-        self.refused("ranks: only the method lowrank", layers=ranks)
+        self.refused("ranks: .*lowrank", layers=ranks)
 
     def test_the_wrong_number_of_layers(self) -> None:
-        self.refused("3 layers, .* has 4", layers=self.section()[:3])
+        self.refused("3 layers.* 4", layers=self.section()[:3])
 
     def test_dims_no_method_makes(self) -> None:
         key, value = {"form": "rotary", "heads": 4, "size": 64}, {"heads": 4, "size": 64}
@@ -108,14 +108,14 @@ class TestReading:
             },
             r"layers.0.intermediate_size: 1032": {"intermediate_size": 1032},
             r"layers.0.ranks.mlp.up_proj: 500": {"ranks": {"mlp.up_proj": 500}},
-            r"query_heads: no method": {"key": key, "value": value, "query_heads": 4},
+            r"query_heads": {"key": key, "value": value, "query_heads": 4},
             r"odd 63": {"key": key | {"size": 63}},
         }.items():
             self.refused(match, layers=self.section(**section))
 
     def test_what_is_no_plan(self) -> None:
-        self.refused("extra: unknown key, got 1", extra=1)
+        self.refused("extra", extra=1)
         self.refused("layers.0.key.size", layers=self.section(key={"form": "rotary", "heads": 4}))
         self.path.write_text("{")
-        with pytest.raises(PlanError, match="not valid JSON"):
+        with pytest.raises(PlanError, match=str(self.path)):
             read_plan(self.path, self.model)

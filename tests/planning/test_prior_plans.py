@@ -69,7 +69,7 @@ def test_an_infeasible_ratio_is_answered_with_the_smallest_feasible_one(
 ) -> None:
     for flag, name in (("--param-ratio", "param_ratio"), ("--kv-ratio", "kv_ratio")):
         ratios = {"param_ratio": 1.0, "kv_ratio": 1.0, name: 0.001}
-        with pytest.raises(PlanError, match=f"{flag} 0.001: not feasible") as caught:
+        with pytest.raises(PlanError, match=f"{flag} 0.001") as caught:
             prior_plan(models["demo"], PlanRequest(**ratios))
         smallest = float(str(caught.value).split("at least ")[1].split()[0])
         prior_plan(models["demo"], PlanRequest(**ratios | {name: smallest}))
@@ -78,7 +78,7 @@ def test_an_infeasible_ratio_is_answered_with_the_smallest_feasible_one(
 
 
 def test_the_cache_cannot_shrink_without_the_heads_method(models: dict[str, Checkpoint]) -> None:
-    with pytest.raises(PlanError, match=r"--kv-ratio 0.75: .* --method prune; at least 1.0"):
+    with pytest.raises(PlanError, match=r"--kv-ratio 0.75.* --method prune"):
         prior_plan(models["demo"], PlanRequest(param_ratio=0.9, kv_ratio=0.75, methods=["prune"]))
 
 

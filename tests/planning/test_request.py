@@ -12,25 +12,21 @@ from vllm_gac.planning.request import PlanRequest
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("param_ratio", 0, "param_ratio 0: expected a number above 0 and at most 1"),
-        ("param_ratio", 1.01, "param_ratio 1.01: expected a number"),
-        ("param_ratio", None, "param_ratio None: expected a number"),
-        ("kv_ratio", float("nan"), "kv_ratio nan: expected a number"),
-        ("kv_ratio", "0.5", "kv_ratio 0.5: expected a number"),
-        ("methods", (), r"methods \(\): expected some of heads, prune, lowrank"),
-        ("methods", "heads", "methods heads: expected some of heads, prune, lowrank"),
-        ("methods", ("heads", "svd"), "expected some of heads, prune, lowrank"),
-        ("align", "exact", "align exact: expected one of none, minimal"),
-        ("key_group", 3, "key_group 3: expected one of 1, 2"),
-        ("tensor_parallel_size", 0, "tensor_parallel_size 0: expected an integer of at least 1"),
-        (
-            "tensor_parallel_size",
-            2.0,
-            "tensor_parallel_size 2.0: expected an integer of at least 1",
-        ),
-        ("quantization", "int4", "quantization int4: expected one of fp8"),
-        ("max_loss", 1, "max_loss 1: expected a share above 0 and below 1: 1 % is 0.01"),
-        ("latency", float("inf"), "latency inf: expected a number above 0"),
+        ("param_ratio", 0, "param_ratio 0"),
+        ("param_ratio", 1.01, "param_ratio 1.01"),
+        ("param_ratio", None, "param_ratio None"),
+        ("kv_ratio", float("nan"), "kv_ratio nan"),
+        ("kv_ratio", "0.5", "kv_ratio 0.5"),
+        ("methods", (), r"methods \(\)"),
+        ("methods", "heads", "methods heads"),
+        ("methods", ("heads", "svd"), "methods"),
+        ("align", "exact", "align exact"),
+        ("key_group", 3, "key_group 3"),
+        ("tensor_parallel_size", 0, "tensor_parallel_size 0"),
+        ("tensor_parallel_size", 2.0, "tensor_parallel_size 2.0"),
+        ("quantization", "int4", "quantization int4"),
+        ("max_loss", 1, "max_loss 1"),
+        ("latency", float("inf"), "latency inf"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(field: str, value: Any, said: str) -> None:
@@ -41,9 +37,9 @@ def test_a_value_that_cannot_be_is_refused(field: str, value: Any, said: str) ->
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"latency": 5.0, "latency_ratio": 0.5}, "latency and latency_ratio: give one of them"),
-        ({"max_loss": 0.01, "latency_ratio": 0.5}, "max_loss finds the fastest model"),
-        ({"minimize": "bytes", "kv_ratio": 0.5}, "minimize bytes has no effect without max_loss"),
+        ({"latency": 5.0, "latency_ratio": 0.5}, "latency and latency_ratio"),
+        ({"max_loss": 0.01, "latency_ratio": 0.5}, "max_loss"),
+        ({"minimize": "bytes", "kv_ratio": 0.5}, "minimize bytes"),
     ],
 )
 def test_what_contradicts_is_refused(given: dict[str, Any], said: str) -> None:

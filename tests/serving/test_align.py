@@ -139,7 +139,7 @@ def test_the_layout_to_serve_is_written_beside_the_stored_one(
 
 def test_weights_from_a_trainer_are_refused_where_dims_are_padded(model: Path) -> None:
     trained = {"trainer": SimpleNamespace(backend="nccl")}
-    with pytest.raises(CheckpointError, match=r"^--weight-transfer-config: .* would not fit; "):
+    with pytest.raises(CheckpointError, match=r"^--weight-transfer-config"):
         aligned(model, trained)
     config = aligned(model, trained, align="none")
     assert config.served == config.stored
@@ -171,7 +171,7 @@ def test_packed_tensors_are_not_padded(model: Path) -> None:
     (model / "config.json").write_text(json.dumps(quantized))
     config = aligned(model)
     assert config.served == config.stored
-    with pytest.raises(CheckpointError, match="align minimal would pad dims that quantized"):
+    with pytest.raises(CheckpointError, match="align minimal"):
         aligned(model, align="minimal")
 
 

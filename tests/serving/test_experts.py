@@ -84,12 +84,12 @@ def _asked(**changes: Any) -> Any:
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_options_that_were_not_tried_are_refused(changes: dict[str, Any], option: str) -> None:
-    with pytest.raises(CheckpointError, match=f"{option}.*: not tried with experts beside"):
+    with pytest.raises(CheckpointError, match=f"{option}.*experts"):
         check_experts(_asked(**changes), layout_of(RAW))
     check_experts(_asked(), layout_of(RAW))
     check_experts(_asked(**changes), layout_of(config()))  # which has no experts
 
 
 def test_a_quantized_dense_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is quantized, and has experts, whose scales are"):
+    with pytest.raises(CheckpointError, match="experts"):
         check_packed(tmp_path, layout_of(RAW), {"quant_method": "fp8"})

@@ -64,7 +64,7 @@ def test_downloaded_weights_are_checked(tmp_path: Path, monkeypatch: pytest.Monk
     tensors = load_file(blob)
     del tensors["model.norm.weight"]
     save_file(tensors, blob, {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight: missing, expected shape"):
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
         _load(config, tmp_path / "downloads")
 
 
@@ -80,7 +80,7 @@ def test_a_model_of_another_tool_is_known_by_its_id(tmp_path: Path) -> None:
         assert raw["gac"]["layers"] == local["gac"]["layers"]
         assert served.name_or_path == "org/palu"
         config = SimpleNamespace(model="org/palu", revision="v1")
-        with pytest.raises(CheckpointError, match="--download-dir down: not for org/palu, which"):
+        with pytest.raises(CheckpointError, match=r"--download-dir down: .*org/palu"):
             check_download_dir(config, LoadConfig(download_dir="down"))
         check_download_dir(config, LoadConfig())
         # Of a gac model, vLLM fetches the weights where they are to be.

@@ -46,8 +46,8 @@ def test_a_profile_without_times_gives_no_numbers() -> None:
 def test_low_rank_that_was_planned_in_16_bits_is_said_to_be_slower_in_fp8() -> None:
     said = dtype_mismatch_warning(Types(), FP8, low_rank(), DENSE, H200, True)
     assert said is not None
-    assert "planned for 16-bit weights and a 16-bit cache" in said
-    assert "served with FP8 weights and an FP8 cache" in said
+    assert "16-bit" in said
+    assert "FP8" in said
     served, planned = (
         float(t.split()[0].rstrip(";")) for t in re.split(r"to take |types give ", said)[1:]
     )

@@ -113,7 +113,7 @@ def test_a_failed_step_is_logged_and_raised_when_a_gac_model_is_requested(
         monkeypatch.setattr(plugin.logger, "propagate", True)
         plugin._guarded("vllm.some.registry", broken)()
     assert "gac models will be refused" in caplog.text
-    with pytest.raises(VersionError, match=r"vllm\.some\.registry: ImportError: no such registry"):
+    with pytest.raises(VersionError, match=r"vllm\.some\.registry"):
         registration.refuse_if_unregistered()
 
 
@@ -159,10 +159,10 @@ def test_an_unsupported_vllm_refuses_gac_models_before_it_imports_our_modules(
         monkeypatch.setitem(sys.modules, f"vllm_gac.serving.{name}", None)
     monkeypatch.setattr(VllmParser, "raw", raw)
     parser = plugin._config_parser(VllmParser)  # type: ignore[arg-type]
-    sentence = r"^vLLM 0\.34\.0 is installed, but .* serves gac models with vllm>=0\.32,<0\.34 only"
-    with pytest.raises(VersionError, match=sentence):
+    versions = r"^vLLM 0\.34\.0 .*vllm>=0\.32,<0\.34"
+    with pytest.raises(VersionError, match=versions):
         parser.parse("model", False)
-    with pytest.raises(VersionError, match=sentence):
+    with pytest.raises(VersionError, match=versions):
         plugin._loader(None)  # type: ignore[arg-type]
 
 
@@ -209,7 +209,7 @@ def test_adapters_are_fitted_before_the_check_that_a_release_has(name: str) -> N
 
 
 def test_a_release_whose_adapters_cannot_be_fitted_is_refused() -> None:
-    with pytest.raises(VersionError, match="serve it without --enable-lora"):
+    with pytest.raises(VersionError, match="--enable-lora"):
         vllm_internals.fit_before_validation(
             SimpleNamespace(),  # type: ignore[arg-type]
             lambda adapter: None,

@@ -154,7 +154,7 @@ def test_puzzletrons_skipped_parts_are_refused_if_quantized(inline: bool, tmp_pa
     raw = json.loads((packed / "config.json").read_text())
     raw["block_configs"][1]["ffn"] = {"no_op": True}
     (packed / "config.json").write_text(json.dumps(raw))
-    with pytest.raises(CheckpointError, match="is quantized, and some of its tensors are made"):
+    with pytest.raises(CheckpointError, match="quantized"):
         config_to_serve(packed)
 
 
@@ -287,18 +287,18 @@ GATE_B = "model.layers.3.mlp.gate_proj.B.weight"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop(DOWN), rf"{DOWN}: missing, expected shape \[256, 400\]"),
-        (lambda t: t.pop(f"{DOWN}_scale"), rf"{DOWN}: has dtype I8, but no scale"),
-        (lambda t: t.pop(f"{GATE_B}_scale"), rf"{GATE_B}: has dtype I8, but no scale"),
-        (lambda t: t.update({DOWN: t[DOWN][:, :8].clone()}), rf"{DOWN}: shape \[256, 8\], exp"),
-        (lambda t: t.pop("model.norm.weight"), r"model\.norm\.weight: missing"),
+        (lambda t: t.pop(DOWN), DOWN),
+        (lambda t: t.pop(f"{DOWN}_scale"), DOWN),
+        (lambda t: t.pop(f"{GATE_B}_scale"), GATE_B),
+        (lambda t: t.update({DOWN: t[DOWN][:, :8].clone()}), rf"{DOWN}: .*\[256, 8\]"),
+        (lambda t: t.pop("model.norm.weight"), r"model\.norm\.weight"),
         (
             lambda t: t.pop("model.layers.1.self_attn.rope_inv_freq"),
-            r"layers\.1\.self_attn\.rope_inv_freq: missing",
+            r"layers\.1\.self_attn\.rope_inv_freq",
         ),
         (
             lambda t: t.update({"model.layers.1.mlp.up.weight": t[DOWN].clone()}),
-            r"model\.layers\.1\.mlp\.up\.weight: not part of the model",
+            r"model\.layers\.1\.mlp\.up\.weight",
         ),
     ],
 )
@@ -322,7 +322,7 @@ def test_an_incomplete_packed_checkpoint_is_refused(
 def test_a_quantized_model_with_fused_tensors_is_left_to_vllms_own_loader(tmp_path: Path) -> None:
     raw = dense_config(model_type="phi3")
     model = write(tmp_path / "model", raw, tokenizer=False)
-    with pytest.raises(CheckpointError, match=r"q, k and v are one tensor, .* leave --load-format"):
+    with pytest.raises(CheckpointError, match="--load-format"):
         check_packed(model, layout_of(raw), {})
 
 
@@ -358,7 +358,7 @@ def test_layers_without_the_scales_that_others_have_are_refused(
 ) -> None:
     scales = scales_of_layers(4, "{}_scale")
     del scales["model.layers.2.self_attn.v_scale"]
-    with pytest.raises(CheckpointError, match=r"layers\.2\.self_attn: has no v_scale, as layer 0"):
+    with pytest.raises(CheckpointError, match=r"layers\.2\.self_attn: .*v_scale"):
         _check_with(scales, packed, tmp_path)
 
 
@@ -377,20 +377,18 @@ def test_groups_that_do_not_divide_a_rank_are_refused(tmp_path: Path) -> None:
         f"{up}_shape": torch.tensor([512, 96]),
     }
     save_file(tensors, paths[1] / "model.safetensors", metadata={"format": "pt"})
-    said = r"B\.weight_scale: 1 scales for a row of 96 numbers, which is no multiple of 128; .* 32,"
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=r"B\.weight_scale: .*96.*128"):
         _check(paths[1], paths[1])
     tensors[f"{up}_packed"] = torch.zeros(256, 12, dtype=torch.int32)
     save_file(tensors, paths[1] / "model.safetensors", metadata={"format": "pt"})
-    said = r"B\.weight_packed: shape \[256, 12\], expected 512 rows"
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=r"B\.weight_packed: .*\[256, 12\].*512"):
         _check(paths[1], paths[1])
 
 
 def test_an_embedding_that_the_config_does_not_name_as_packed_is_refused() -> None:
     packed = [("embed_tokens.weight_packed", torch.zeros(4, 4, dtype=torch.int32))]
     parameters = {"embed_tokens.weight": torch.zeros(4, 32)}
-    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight_packed: is packed, but"):
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight_packed"):
         list(check_weight_quantization(packed, parameters, WeightsMapper()))
 
 
@@ -419,7 +417,7 @@ def test_the_scheme_of_the_cache_is_settled_before_dims_are(
 def test_a_cache_scale_for_each_head_is_refused(name: str, packed: Path, tmp_path: Path) -> None:
     """LLM-Compressor writes [heads, 1, 1]. Kernels would use the first scale for all heads."""
     name = f"model.layers.1.self_attn.{name}"
-    with pytest.raises(CheckpointError, match=rf"{name}: 4 scales, expected one for all heads"):
+    with pytest.raises(CheckpointError, match=f"{name}: 4 scales"):
         _check_with({name: torch.ones(4, 1, 1)}, packed, tmp_path)
 
 
@@ -428,8 +426,8 @@ def test_a_cache_scale_for_each_head_is_refused(name: str, packed: Path, tmp_pat
     [
         ({"scheme": "tensor"}, None),
         ({"scheme": "attn_head"}, None),
-        ({"scheme": "channel"}, r"strategy is channel; .* with the strategy tensor or attn_head"),
-        ({"scheme": "attn_head", "method": "modelopt"}, r"is attn_head; .* the strategy tensor$"),
+        ({"scheme": "channel"}, "channel"),
+        ({"scheme": "attn_head", "method": "modelopt"}, "attn_head"),
     ],
 )
 def test_cache_schemes_that_no_layer_has_are_refused(
@@ -461,8 +459,7 @@ def test_scales_that_the_config_announces_are_there(
 ) -> None:
     scales = scales_of_layers(4, "{}_scale")
     found = {name: scale for name, scale in scales.items() if re.fullmatch(kept, name)}
-    said = rf"layers\.0\.self_attn: has no {missing}, which config\.json's kv_cache_scheme"
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=rf"layers\.0\.self_attn: .*{missing}"):
         _check_with(found, packed, tmp_path, kv_cache_scheme=FP8_CACHE)
 
 
@@ -475,8 +472,7 @@ def test_a_cache_scale_is_a_finite_number_above_zero(
 ) -> None:
     name = "model.layers.1.self_attn.v_scale"
     scales = scales_of_layers(4, "{}_scale") | {name: torch.tensor([bad])}
-    said = rf"model\.safetensors: {name}: holds {bad}, expected finite numbers above 0"
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: {name}: .*{bad}"):
         _check_with(scales, packed, tmp_path, kv_cache_scheme=FP8_CACHE)
 
 
@@ -484,10 +480,10 @@ def test_a_cache_scale_is_a_finite_number_above_zero(
     ("name", "found", "message"),
     [
         ("k_scale", [0.5] * 4, None),
-        ("k_scale", [0.5], "1 scales, expected 4, one for each head"),
-        ("v_scale", [0.5] * 8, "8 scales, expected 4, one for each head"),
-        ("q_scale", [0.5] * 4, "4 scales, expected 8, one for each head"),
-        *(("k_scale", [1, bad, 1, 1], f"holds {bad}, expected finite") for bad in BAD_NUMBERS),
+        ("k_scale", [0.5], "1 scales.* 4"),
+        ("v_scale", [0.5] * 8, "8 scales.* 4"),
+        ("q_scale", [0.5] * 4, "4 scales.* 8"),
+        *(("k_scale", [1, bad, 1, 1], f".*{bad}") for bad in BAD_NUMBERS),
     ],
 )
 def test_every_head_has_such_a_scale_if_the_scheme_says_so(

@@ -44,13 +44,13 @@ def test_the_loaders_profile_decides(tmp_path: Path) -> None:
     write_profile(tmp_path / "profile.json", profile)
     options = {"gpu": str(tmp_path / "profile.json")}
     assert layer.attention_kernels(UNEQUAL, options) == Kernels("gac", "gac", "FA3", True)
-    with pytest.raises(ProfileError, match="no profile of GPU 'h900'"):
+    with pytest.raises(ProfileError, match="h900"):
         layer.attention_kernels(UNEQUAL, {"gpu": "h900"})
 
 
 @pytest.mark.usefixtures("gpu")
 def test_heads_that_no_kernel_takes_are_refused() -> None:
-    with pytest.raises(GacError, match=r"attention heads of \(512, 64\).*Made Up 100.*up to 256"):
+    with pytest.raises(GacError, match=r"\(512, 64\).*Made Up 100"):
         layer.attention_kernels(CacheGeometry(32, 512, 8, 512, 8, 64))
 
 

@@ -64,7 +64,7 @@ def test_vllm_decides_where_another_component_may_choose(asked: dict[str, Any]) 
 def test_the_users_choice_is_kept_or_refused(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", layout)
     if layout in ("LHBNC", "BHLNC"):
-        with pytest.raises(CheckpointError, match=rf"^VLLM_KV_CACHE_LAYOUT: is {layout}, .*LBHNC"):
+        with pytest.raises(CheckpointError, match=rf"^VLLM_KV_CACHE_LAYOUT: .*{layout}"):
             _chosen()
     else:
         assert _chosen() is None

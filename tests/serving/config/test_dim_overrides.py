@@ -47,7 +47,7 @@ def test_a_changed_dim_is_refused_by_name(key: str, model: Path) -> None:
     after = before | {"softmax_scale": 1.0} if key == "gac" else not before
     if type(before) is int:
         after = 2 * before
-    with pytest.raises(CheckpointError, match=f"^--hf-overrides: changes {key}[ ,]"):
+    with pytest.raises(CheckpointError, match=f"^--hf-overrides: .*{key}"):
         checked(model, {key: after})
 
 
@@ -57,9 +57,7 @@ def test_so_is_one_of_experts(key: str, tmp_path: Path) -> None:
     raw |= {"gac": layout_of(raw).section(), "architectures": ["GacLlamaForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     checked(tmp_path, {"num_experts_per_tok": 2})
-    with pytest.raises(
-        CheckpointError, match=r"^--hf-overrides: changes (moe_int|num_).* to 16, but"
-    ):
+    with pytest.raises(CheckpointError, match=r"^--hf-overrides: .*(moe_int|num_)"):
         checked(tmp_path, {key: 16})
 
 
@@ -79,9 +77,7 @@ def test_vllm_itself_refuses_before_an_engine_is_started(by_function: bool, mode
     if by_function:
         overrides = more_heads
     arguments = EngineArgs(model=str(model), skip_tokenizer_init=True, hf_overrides=overrides)
-    with pytest.raises(
-        ValueError, match=r"--hf-overrides: changes num_key_value_heads from 4 to 8"
-    ):
+    with pytest.raises(ValueError, match=r"--hf-overrides: .*num_key_value_heads"):
         arguments.create_model_config()
     dataclasses.replace(arguments, hf_overrides={}).create_model_config()
 

@@ -80,14 +80,14 @@ def test_half_precision_and_up_to_seven_drafted_tokens_pass(asked: dict[str, Any
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"cache_dtype": "float16"}, r"is float16, and --dtype is bfloat16; .* or fp8$"),
+        ({"cache_dtype": "float16"}, "float16.* --dtype .*bfloat16"),
         (
             {"cache_dtype": "bfloat16", "dtype": torch.float16},
-            r"is bfloat16, and --dtype is float16; .* or fp8$",
+            "bfloat16.* --dtype .*float16",
         ),
-        ({"cache_dtype": "fp8_e5m2"}, r"--kv-cache-dtype: is fp8_e5m2; .* takes auto, "),
-        ({"dtype": torch.float32}, r"--dtype: is float32; .* float16 and bfloat16; use"),
-        ({"drafted": 8}, r"num_speculative_tokens is 8; .* use 7 or fewer"),
+        ({"cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype: .*fp8_e5m2"),
+        ({"dtype": torch.float32}, "--dtype: .*float32"),
+        ({"drafted": 8}, "num_speculative_tokens .*8"),
     ],
 )
 def test_what_our_kernels_do_not_take_is_refused_on_a_gpu(
@@ -105,11 +105,11 @@ def test_what_our_kernels_do_not_take_is_refused_on_a_gpu(
     [
         (
             {"attention": AttentionConfig(use_non_causal=True)},
-            r"^--attention-config: use_non_causal is true; ",
+            "^--attention-config: .*use_non_causal",
         ),
-        ({"mfu": True}, r"^--enable-mfu-metrics: .* as if all layers were"),
-        ({"decode_context_parallel_size": 2}, r"--decode-context-parallel-size: is 2; "),
-        ({"prefill_context_parallel_size": 2}, r"--prefill-context-parallel-size: is 2; "),
+        ({"mfu": True}, "^--enable-mfu-metrics"),
+        ({"decode_context_parallel_size": 2}, "--decode-context-parallel-size: .*2"),
+        ({"prefill_context_parallel_size": 2}, "--prefill-context-parallel-size: .*2"),
     ],
 )
 def test_what_no_backend_of_ours_does_is_refused(asked: dict[str, Any], said: str) -> None:
@@ -122,7 +122,7 @@ def test_fp8_caches_are_refused_where_triton_does_not_support_them(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_on(monkeypatch, (8, 0), *MODULES)
-    with pytest.raises(CheckpointError, match=rf"is {dtype}; .* is 8\.0, .* on; use bfloat16"):
+    with pytest.raises(CheckpointError, match=rf"{dtype}.*8\.0"):
         engine_options.check_engine_options(_asked(dtype))
     engine_options.check_engine_options(_asked("bfloat16"))
     run_on(monkeypatch, (8, 9), *MODULES)
@@ -152,7 +152,7 @@ def test_layers_too_large_for_the_gpu_are_refused_by_index(
     decode_fit.check_decode_kernel(_asked(), large)
     run_on(monkeypatch, (8, 9), *MODULES)
     decode_fit.check_decode_kernel(_asked(), small)
-    with pytest.raises(CheckpointError, match=r"^layer 1: latent keys: .* GPU's 99 KB; serve "):
+    with pytest.raises(CheckpointError, match=r"^layer 1: .*99 KB"):
         decode_fit.check_decode_kernel(_asked(), large)
     assert not decode_fit.fits_decode_kernel(large, large.layers[1])
     assert decode_fit.fits_decode_kernel(small, small.layers[1])
@@ -172,11 +172,11 @@ def test_only_one_of_our_backends_can_be_asked_for_by_all_layers_and_on_a_gpu(
         AttentionConfig(backend_per_kind={"full_attention": gac}),
     )
     for attention in others:
-        with pytest.raises(CheckpointError, match=r"^--attention-backend GAC.*: .*leave it out"):
+        with pytest.raises(CheckpointError, match=r"^--attention-backend GAC"):
             engine_options.check_engine_options(_asked(attention=attention))
     run_on(monkeypatch, None, *MODULES)
     for attention in (AttentionConfig(backend=gac), *others):
-        with pytest.raises(CheckpointError, match=r"^--attention-backend GAC.*: .*leave it out"):
+        with pytest.raises(CheckpointError, match=r"^--attention-backend GAC"):
             engine_options.check_engine_options(_asked(attention=attention))
 
 
@@ -190,7 +190,7 @@ def test_a_choice_of_kernels_that_our_layers_do_not_follow_is_told(
     assert told == []
     attention: Any = {"backend": "TRITON_ATTN", "flash_attn_version": 2}
     engine_options.check_engine_options(_asked(attention=AttentionConfig(**attention)))
-    assert told[0].startswith("TRITON_ATTN, FlashAttention 2: not for the layers that GAC serves;")
+    assert told[0].startswith("TRITON_ATTN, FlashAttention 2")
 
 
 def _offloaded(backend: Any = "auto", gigabytes: float = 4, group: int = 0) -> Any:
@@ -208,7 +208,7 @@ def test_latent_keys_whose_weights_are_lent_by_the_step_are_refused(
     engine_options.check_offloading(_offloaded(), latents)
     monkeypatch.setenv("VLLM_WEIGHT_OFFLOADING_DISABLE_UVA", "1")
     for lent in (_offloaded(), _offloaded("uva", group=2)):
-        with pytest.raises(CheckpointError, match=r"^--cpu-offload-gb: is 4, and .* layer 1 with"):
+        with pytest.raises(CheckpointError, match=r"^--cpu-offload-gb: .* layer 1 "):
             engine_options.check_offloading(lent, latents)
         engine_options.check_offloading(lent, dense)
     for other in (_offloaded(gigabytes=0), _offloaded("prefetch", group=2), _offloaded(group=2)):
@@ -219,7 +219,7 @@ def test_latent_keys_whose_weights_are_lent_by_the_step_are_refused(
 
 def test_batch_invariance_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    with pytest.raises(CheckpointError, match=r"VLLM_BATCH_INVARIANT is 1; .* unset it"):
+    with pytest.raises(CheckpointError, match="VLLM_BATCH_INVARIANT"):
         engine_options.check_engine_options(_asked())
 
 
@@ -235,20 +235,20 @@ def _model(runner: str = "generate", convert: str = "none", **overrides: str) ->
 
 def test_a_gac_model_does_not_draft() -> None:
     engine_options.check_role(_model())
-    with pytest.raises(CheckpointError, match=r"gac is a gac model, which cannot draft"):
+    with pytest.raises(CheckpointError, match="draft"):
         engine_options.check_role(_model("draft"))
 
 
 def test_another_model_class_is_refused() -> None:
     engine_options.check_role(_model(LlamaForCausalLM="mine:Llama"))
-    with pytest.raises(CheckpointError, match=r"--model-class-overrides: names mine:Llama for Gac"):
+    with pytest.raises(CheckpointError, match=r"--model-class-overrides: .*mine:Llama"):
         engine_options.check_role(_model(GacLlamaForCausalLM="mine:Llama"))
 
 
 def test_a_gac_model_embeds_and_classifies_by_tokens_but_has_no_head() -> None:
     engine_options.check_role(_model("pooling", "embed"))
     by_tokens = _model("pooling", "classify")
-    with pytest.raises(CheckpointError, match=r"--convert classify: gac is a .* no score\.weight"):
+    with pytest.raises(CheckpointError, match="--convert classify"):
         engine_options.check_role(by_tokens)
     by_tokens.hf_config.classifier_from_token = ["no", "yes"]
     engine_options.check_role(by_tokens)

