@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import contextlib
 import json
 import math
 import os
@@ -50,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="the report (.html; .json beside it); an older one is replaced",
     )
-    report.add_argument("runs", type=Path, nargs="+", help="directories of runs")
+    report.add_argument(
+        "runs", type=Path, nargs="+", help="directories of runs, or .json files of guidellm"
+    )
     report.add_argument("--title", default="Load test")
     report.add_argument("--baseline", help="label of the runs that others are compared with")
     report.add_argument("--warmup", type=float, default=0.0, help="first seconds to leave out")
@@ -77,7 +78,6 @@ def _parser() -> argparse.ArgumentParser:
     mock.add_argument("--port", type=int, default=8000)
     mock.add_argument("--ttft", type=float, default=0.1, help="seconds")
     mock.add_argument("--itl", type=float, default=0.02, help="seconds")
-    mock.add_argument("--log", type=Path, help="write down here when each token was really sent")
     mock.set_defaults(step=_mock)
     return parser
 
@@ -214,16 +214,10 @@ def _mock(options: argparse.Namespace) -> None:
 async def _serve_mock(options: argparse.Namespace) -> None:
     from loadtest.mock_server import Mock, Timing
 
-    with contextlib.ExitStack() as files:
-        # Buffered by line, because others read the log while the mock runs.
-        log = options.log and files.enter_context(
-            options.log.open("w", encoding="utf-8", buffering=1)
-        )
-        mock = Mock(Timing(options.ttft, options.itl), log)
-        server = await mock.serve("127.0.0.1", options.port)
-        port = server.sockets[0].getsockname()[1]
-        print(f"http://127.0.0.1:{port}", flush=True)
-        await server.serve_forever()
+    mock = Mock(Timing(options.ttft, options.itl))
+    server = await mock.serve("127.0.0.1", options.port)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
 
 
 if __name__ == "__main__":

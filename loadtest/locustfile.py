@@ -64,7 +64,7 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
     group.add_argument("--schedule", required=True, help="what to replay (.jsonl)")
     group.add_argument("--model", required=True, help="model name to ask the server for")
     group.add_argument("--out", required=True, help="directory for the records of this run")
-    group.add_argument("--label", default="", help="name in reports (default: the model)")
+    group.add_argument("--label", default="", help="name in reports (default: model and address)")
     group.add_argument("--start", default="", help="names the start of the server, for intervals")
     group.add_argument("--endpoint", choices=["completions", "chat"], default="completions")
     group.add_argument("--silence", type=float, default=300.0, help="seconds without a byte")

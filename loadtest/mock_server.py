@@ -1,21 +1,15 @@
 """A mock of an OpenAI-compatible server. Its answers have known timing, to check the client.
 
 Token k of an answer is due at arrival + ttft + k x itl. These times are absolute, so a late token
-does not delay the next. On a busy machine some tokens leave late. With a log, the mock writes when
-each token left, so that the client's numbers can be compared with what was sent instead of what was
-due. It serves /v1/completions, /v1/chat/completions, /v1/models and /health.
+does not delay the next. It serves /v1/completions, /v1/chat/completions, /v1/models and /health.
 """
 
 import asyncio
 import json
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 _MAX_BODY = 64 << 20
-# The log identifies a prompt by this many first tokens (or words). They are enough to be unique.
-_OPENING = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +31,10 @@ class Asked:
 
 
 class Mock:
-    """The mock server. `log` gets one line of JSON for each request, when its fate is known.
+    """The mock server."""
 
-    A line has `opening`, the first tokens of the prompt; `arrived`, when the request had arrived;
-    `sent`, when each token was handed to the socket. Times are in seconds, by `clock`: since the
-    epoch, unless another is given.
-    """
-
-    def __init__(
-        self,
-        timing: Timing,
-        log: TextIO | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, timing: Timing) -> None:
         self.timing = timing
-        self._log = log
-        self._clock = clock
 
     async def serve(self, host: str, port: int) -> asyncio.Server:
         """Start to serve. Port 0 takes a free port, see `server.sockets[0].getsockname()`."""
@@ -74,13 +56,11 @@ class Mock:
         """Answer token by token. Returns whether the connection can take another request."""
         self.begin(asked, writer)
         loop = asyncio.get_running_loop()
-        sent: list[float] = []
         for k in range(asked.count):
             await asyncio.sleep(self.due(asked, k) - loop.time())
             if asked.chat and k == 0:
                 role = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
                 write_event(writer, {"choices": [role]})
-            sent.append(self._clock())
             write_event(writer, self.token(asked, k))
             await writer.drain()
         usage = {"prompt_tokens": len(asked.prompt), "completion_tokens": asked.count}
@@ -88,7 +68,6 @@ class Mock:
         _chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         await writer.drain()
-        self.tell(asked, sent)
         return True
 
     def begin(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -105,13 +84,6 @@ class Mock:
         text = {"delta": {"content": " mock"}} if asked.chat else {"text": " mock"}
         finish = "length" if k == asked.count - 1 else None
         return {"choices": [{"index": 0, **text, "finish_reason": finish}]}
-
-    def tell(self, asked: Asked, sent: list[float]) -> None:
-        """Write down what was sent."""
-        if self._log is not None:
-            came = self._clock() - (asyncio.get_running_loop().time() - asked.arrived)
-            line = {"opening": asked.prompt[:_OPENING], "arrived": came, "sent": sent}
-            self._log.write(json.dumps(line) + "\n")
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")

@@ -86,10 +86,10 @@ def _measure(
         for server in _in_turn(comparison, part + repeat - 2):
             name = f"{server.label}-{number}"
             if (done := turns.done(name)) is not None:
-                progress.skip(name, traffics)
+                progress.skip(name)
                 runs += done
                 continue
-            progress.begin(name, traffics)
+            progress.begin(name)
             mine: list[Path] = []
             with up(comparison, server, name, warmup, out) as running:
                 for staircase in staircases:

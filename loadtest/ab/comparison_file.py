@@ -13,9 +13,8 @@ from loadtest.runs.access import request_headers, tls_context
 from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.generate import generate
 from loadtest.traffic.recorded import from_trace, recorded_rate, with_prompts
-from loadtest.traffic.scenario import Slo, find_scenario, load_scenario
+from loadtest.traffic.scenario import Slo, find_scenario, load_scenario, load_yaml
 from loadtest.traffic.schedule import Schedule
-from loadtest.yaml_file import load_yaml
 
 MAX_REPEATS = 100
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]

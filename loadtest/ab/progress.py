@@ -1,9 +1,8 @@
 """How long a comparison takes: before it runs, and while it does."""
 
 import time
-from collections.abc import Sequence
 
-from loadtest.ab.comparison_file import Comparison, Traffic
+from loadtest.ab.comparison_file import Comparison
 
 # What a client adds to the time of a staircase: its start and the last answers.
 _CLIENT_SECONDS = 12.0
@@ -36,27 +35,19 @@ class Progress:
 
     def __init__(self, comparison: Comparison) -> None:
         self._turns = comparison.repeats * len(comparison.servers)
-        self._seconds = comparison.seconds
-        self._start = time.monotonic()
-        self._begun = 0
-        self._done, self._current = 0.0, 0.0  # seconds of traffic
-        print(f"{self._turns} turns with up to {self._seconds:g} s of traffic", flush=True)
+        self._seconds = comparison.seconds / self._turns  # of traffic in a turn, at most
+        self._begun, self._skipped, self._start = 0, 0, time.monotonic()
 
-    def begin(self, name: str, traffics: Sequence[Traffic]) -> None:
+    def begin(self, name: str) -> None:
         """A turn begins."""
-        spent = time.monotonic() - self._start
-        self._done += self._current
-        self._current = sum(traffic.seconds for traffic in traffics)
+        measured = self._begun - self._skipped
+        spent = (time.monotonic() - self._start) / measured if measured else 0.0
+        left = (self._turns - self._begun) * max(spent, self._seconds) / 60
         self._begun += 1
-        # Before the first turn has ended, only the traffic's own time is known.
-        slower = max(spent / self._done, 1.0) if self._done else 1.0
-        left = max(self._seconds - self._done, self._current) * slower / 60
-        what = ", ".join(traffic.name for traffic in traffics)
-        turn = f"turn {self._begun} of {self._turns}"
-        print(f"{name}: {turn}, {what}, {left:.0f} min left", flush=True)
+        print(f"{name}: turn {self._begun} of {self._turns}, {left:.0f} min left", flush=True)
 
-    def skip(self, name: str, traffics: Sequence[Traffic]) -> None:
+    def skip(self, name: str) -> None:
         """A turn was measured before."""
         self._begun += 1
-        self._seconds -= sum(traffic.seconds for traffic in traffics)
+        self._skipped += 1
         print(f"{name}: is there already", flush=True)

@@ -15,8 +15,7 @@ from typing import Any
 from loadtest.client.sse import SseParser
 from loadtest.errors import LoadTestError
 from loadtest.runs.access import connection
-from loadtest.runs.failures import CLIENT_ERRNOS, CLIENT_FAULT
-from loadtest.runs.records import Record
+from loadtest.runs.records import CLIENT_ERRNOS, CLIENT_FAULT, Record
 from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic import prompts
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest

@@ -9,14 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    start_http_server,
-)
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from loadtest.runs.health import NAP, HealthMonitor, late_at_any_moment
 from loadtest.runs.records import Record
@@ -31,48 +24,33 @@ _ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
 _RECENT = int(15 / NAP)  # the sleeps of 15 s
 
 
-class LiveMetrics(Collector):
+class LiveMetrics:
     """The metrics of one client process, labelled with the name of the model that it requests."""
 
     def __init__(self, model: str, monitor: HealthMonitor, process: int) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         names, own = ("model_name", "process"), (model, str(process))
 
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-            made = Histogram(name, text, names, buckets=bounds, registry=self.registry)
-            return made.labels(*own)
+            return Histogram(name, text, names, buckets=bounds, registry=registry).labels(*own)
 
-        self._own = own
-        self._requests = Counter(
-            "loadtest_requests",
-            "Requests that have ended.",
-            (*names, "outcome"),
-            registry=self.registry,
-        )
-        self._send_lag = histogram(
-            "loadtest_send_lag_seconds", "By how much requests were sent late.", _LATE
-        )
-        self._ttft = histogram(
-            "loadtest_ttft_seconds", "From when a request was due to its first token.", _TTFT
-        )
+        late = "By how much requests were sent late."
+        self._send_lag = histogram("loadtest_send_lag_seconds", late, _LATE)
+        due = "From when a request was due to its first token."
+        self._ttft = histogram("loadtest_ttft_seconds", due, _TTFT)
         self._itl = histogram("loadtest_itl_seconds", "Between successive streamed events.", _ITL)
-        self._monitor = monitor
-        self.registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        """What is computed when somebody asks."""
-        names = ("model_name", "process")
-        cpu = CounterMetricFamily(
-            "loadtest_cpu_seconds", "CPU time of this client process.", labels=names
+        self._own, ended = own, "Requests that have ended."
+        self._requests = Counter("loadtest_requests", ended, (*names, "outcome"), registry=registry)
+        # What is computed when somebody asks.
+        cpu = Gauge(
+            "loadtest_cpu_seconds_total", "CPU time of this process.", names, registry=registry
         )
-        cpu.add_metric(self._own, time.process_time())
-        late = GaugeMetricFamily(
-            "loadtest_wake_lag_seconds",
-            "How late events of the last 15 s would be stamped, 99th percentile.",
-            labels=names,
+        cpu.labels(*own).set_function(time.process_time)
+        wake = "How late events of the last 15 s would be stamped, 99th percentile."
+        lag = Gauge("loadtest_wake_lag_seconds", wake, names, registry=registry)
+        lag.labels(*own).set_function(
+            lambda: late_at_any_moment(monitor.last(_RECENT) or [0.0], 99)
         )
-        late.add_metric(self._own, late_at_any_moment(self._monitor.last(_RECENT) or [0.0], 99))
-        yield from (cpu, late)
 
     def add(self, record: Record) -> None:
         """Count a request that has ended. A request that was never sent has no lag."""

@@ -143,17 +143,16 @@ def _capacity(
     return f"within the SLO at {highest:g}/s: {', '.join(said)}"
 
 
-def _of_one(capacity: Capacity, base: Capacity | None) -> str:
+def limits(capacity: Capacity) -> str:
+    """How many requests per second a server takes, in words."""
     low, high = capacity.rate.low, capacity.rate.high
-    if low == 0 and math.isinf(high):
-        return f"of {capacity.label} too few requests tell"
     if low == 0:
-        limits = f"less than {high:.3g}/s"
-    elif math.isinf(high):
-        limits = f"more than {low:.3g}/s"
-    else:
-        limits = f"{low:.3g} to {high:.3g}/s"
-    text = f"{capacity.label} takes {limits}"
+        return "what too few requests tell" if math.isinf(high) else f"less than {high:.3g}/s"
+    return f"more than {low:.3g}/s" if math.isinf(high) else f"{low:.3g} to {high:.3g}/s"
+
+
+def _of_one(capacity: Capacity, base: Capacity | None) -> str:
+    text = f"{capacity.label} takes {limits(capacity)}"
     if base is None:
         return text
     gain = limits_of_ratio(capacity.rate, base.rate)

@@ -1,4 +1,4 @@
-"""The report's plots as inline SVG: ratios, and latency over rate."""
+"""The report's plot as inline SVG: all ratios."""
 
 import io
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from loadtest.report.comparison import Comparison
-from loadtest.report.summary import PooledRuns, Summary
 
 # Okabe and Ito's colours. Colour-blind readers can tell them apart, also in print.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -41,7 +40,8 @@ def ratio_whiskers(comparisons: Sequence[Comparison], labels: Sequence[str]) -> 
     with mpl.rc_context(_STYLE):
         height = 1.1 + 0.28 * len(places) * (0.5 + 0.5 * len(servers))
         figure = Figure(figsize=(10.5, height), layout="constrained")
-        row = _row(figure, len(_RATIOS) + 1)
+        count = len(_RATIOS) + 1
+        row = [figure.add_subplot(1, count, i + 1) for i in range(count)]
         for axes, (measure, percent) in zip(row, (*_RATIOS, ("goodput", 0.0)), strict=True):
             for c in comparisons:
                 e = c.speedup[measure][percent] if percent else c.goodput
@@ -70,75 +70,20 @@ def ratio_whiskers(comparisons: Sequence[Comparison], labels: Sequence[str]) -> 
         return _svg(figure)
 
 
-def latency_over_rate(
-    groups: Sequence[PooledRuns], summaries: Sequence[Summary], labels: Sequence[str]
-) -> str:
-    """Median and p99 of TTFT and TPOT, and what kept the SLO, against the offered rate."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(10.5, 3.1), layout="constrained")
-        for axes, measure in zip(_row(figure, 3), ("ttft", "tpot", "goodput"), strict=True):
-            for label in labels:
-                mine = [(g, s) for g, s in zip(groups, summaries, strict=True) if g.label == label]
-                colour = _colour(mine[0][0], labels)
-                rates = [summary.offered for _, summary in mine]
-                if measure == "goodput":
-                    within_slo = [summary.good_fraction.value * 100 for _, summary in mine]
-                    axes.plot(rates, within_slo, "o-", color=colour, label=label)
-                    continue
-                for percent, style in ((50.0, "o-"), (99.0, "o--")):
-                    line = [summary.latency[measure][percent] for _, summary in mine]
-                    values = [_drawn(estimate.value) for estimate in line]
-                    axes.plot(rates, values, style, color=colour, markersize=4)
-                    axes.fill_between(
-                        rates,
-                        [_drawn(estimate.low) for estimate in line],
-                        [_drawn(estimate.high) for estimate in line],
-                        color=colour,
-                        alpha=0.15,
-                        linewidth=0,
-                    )
-            axes.set(xlabel="offered requests per second")
-        ttft, tpot, goodput = figure.axes
-        ttft.set(title="TTFT: p50 solid, p99 dashed", ylabel="milliseconds (log)", yscale="log")
-        tpot.set(title="TPOT: p50 solid, p99 dashed", ylabel="milliseconds")
-        goodput.set(title="Requests within the SLO", ylabel="percent", ylim=(0, 103))
-        goodput.axhline(99, color="#888", linestyle=":")
-        goodput.legend(frameon=False, loc="lower left")
-        _plain_ticks(ttft, "y")
-        return _svg(figure)
-
-
-def _drawn(seconds: float) -> float:
-    """Milliseconds; what is infinite is not drawn."""
-    return seconds * 1e3 if np.isfinite(seconds) else np.nan
-
-
-def _row(figure: Figure, count: int) -> list[Axes]:
-    return [figure.add_subplot(1, count, i + 1) for i in range(count)]
-
-
-def _colour(group: PooledRuns, labels: Sequence[str]) -> str:
-    return _COLOURS[list(labels).index(group.label) % len(_COLOURS)]
-
-
-def _plain_ticks(axes: Axes, which: str = "x") -> None:
-    axis = axes.xaxis if which == "x" else axes.yaxis
+def _plain_ticks(axes: Axes) -> None:
+    axis = axes.xaxis
     if not axes.has_data() or not np.isfinite(axes.dataLim.get_points()).all():
         # Nothing was answered, so nothing is drawn, and a logarithmic axis would have no limits.
         axis.set_ticks([])
         axes.set_xscale("linear")
-        axes.set_yscale("linear")
         return
-    axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    low, high = axis.get_view_interval()
-    # If an axis spans less than two decades, labels at powers of ten alone leave it without
-    # numbers.
     formatter = mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}")
+    axis.set_major_formatter(formatter)
+    low, high = axis.get_view_interval()
+    # Labels at powers of ten alone leave less than two decades without numbers.
     subs = (2.0, 5.0) if high > 6 * max(low, 1e-9) else (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
     axis.set_minor_locator(mpl.ticker.LogLocator(subs=subs))
-    axis.set_minor_formatter(
-        formatter if high < 300 * max(low, 1e-9) else mpl.ticker.NullFormatter()
-    )
+    axis.set_minor_formatter(formatter)
 
 
 def _svg(figure: Figure) -> str:

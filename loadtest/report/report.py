@@ -18,19 +18,17 @@ from loadtest.errors import LoadTestError
 from loadtest.report import plots
 from loadtest.report.capacity import GOOD_ENOUGH, Capacity, capacities
 from loadtest.report.comparison import ENOUGH_STARTS, Comparison, compare
-from loadtest.report.conclusion import conclusion, failures, judged
+from loadtest.report.conclusion import conclusion, failures, judged, limits
 from loadtest.report.gate import worse
 from loadtest.report.summary import (
     MEASURES,
     PERCENTS,
     PooledRuns,
     Summary,
-    Window,
     group_runs,
     summarize,
 )
-from loadtest.report.which_runs import counted
-from loadtest.runs.failures import kind
+from loadtest.runs.records import kind
 from loadtest.runs.run import Run, load_run
 from vllm_gac.checkpoint.atomic_files import write_text
 
@@ -112,11 +110,16 @@ def write_report(directories: Sequence[Path], out: Path, options: ReportOptions)
 
 
 def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
-    """Compute the numbers of the page. Raises LoadTestError for a wrong option."""
+    """Compute the numbers of the page. Raises LoadTestError for a wrong option.
+
+    An INVALID run says nothing about its server, so it is left out, unless no run is valid.
+    """
     _check(options)
-    runs, left_out = counted(runs)
-    window = Window(options.warmup, options.cooldown)
-    groups = group_runs(runs, window, options.slo_ttft, options.slo_tpot)
+    valid = [run for run in runs if run.verdict.valid]
+    left_out = [run for run in runs if not run.verdict.valid] if valid else []
+    runs = valid or list(runs)
+    cut = options.warmup, options.cooldown
+    groups = group_runs(runs, cut, options.slo_ttft, options.slo_tpot)
     summaries = [summarize(group, options.gpu_price) for group in groups]
     # A baseline none of whose runs counts is no typing error of the caller.
     gone = {run.info["label"] for run in left_out} - {group.label for group in groups}
@@ -174,7 +177,7 @@ def _notes(
     concerned: dict[str, list[str]] = {}
     many = len({group.traffic for group in groups}) > 1
     for group, summary in zip(groups, summaries, strict=True):
-        for note in _notes_on(group, summary, alone=len({g.label for g in groups}) == 1):
+        for note in _notes_on(group, summary):
             at = f"{group.rate:g}/s" + (f" of {group.traffic}" if many else "")
             concerned.setdefault(note, []).append(f"{group.label} at {at}")
     for c in comparisons:
@@ -202,10 +205,8 @@ def _notes_on_comparison(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _notes_on(group: PooledRuns, summary: Summary, alone: bool) -> Iterator[str]:
+def _notes_on(group: PooledRuns, summary: Summary) -> Iterator[str]:
     yield from dict.fromkeys(note for run in group.runs for note in run.schedule.notes)
-    if len(group.runs) < 3 and not alone:
-        yield "fewer than three repeats; a comparison wants three or more."
     if len(set(group.schedules)) < len(group.runs):
         yield (
             "repeats of one schedule: intervals leave out what another draw of lengths and "
@@ -270,7 +271,7 @@ def _render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    formats = {"ms": _ms, "ratio": _ratio, "number": _number, "count": _count, "ends": _ends}
+    formats = {"ms": _ms, "ratio": _ratio, "number": _number, "count": _count}
     environment.filters.update(formats)
     environment.globals.update(formats)
     rates = []
@@ -292,7 +293,7 @@ def _render(report: Report) -> str:
     page: str = environment.get_template("report.html.j2").render(
         report=report,
         rates=rates,
-        over_rate=_over_rate(report),
+        limits=limits,
         many=len({group.traffic for group in report.groups}) > 1,
         percents=PERCENTS,
         measures=MEASURES,
@@ -304,24 +305,6 @@ def _render(report: Report) -> str:
         enough=ENOUGH_STARTS,
     )
     return page
-
-
-def _over_rate(report: Report) -> list[tuple[str, str, list[Capacity]]]:
-    """(traffic, plot, capacities) for each kind of traffic that was sent at more than one rate."""
-    found = []
-    for traffic in dict.fromkeys(group.traffic for group in report.groups):
-        pairs = [
-            (group, summary)
-            for group, summary in zip(report.groups, report.summaries, strict=True)
-            if group.traffic == traffic
-        ]
-        groups, summaries = [group for group, _ in pairs], [summary for _, summary in pairs]
-        if len({group.rate for group in groups}) > 1:
-            labels = [label for label in report.labels if label in {g.label for g in groups}]
-            drawn = plots.latency_over_rate(groups, summaries, labels)
-            kept = [c for c in report.capacities if c.traffic == traffic]
-            found.append((traffic, drawn, kept))
-    return found
 
 
 def _errors(groups: Sequence[PooledRuns]) -> list[tuple[str, str, int]]:
@@ -414,18 +397,6 @@ def _count(value: float) -> str:
 
 def _ratio(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) else _infinite(value)
-
-
-def _ends(capacity: Capacity) -> str:
-    """The limits of a capacity in words."""
-    low, high = capacity.rate.low, capacity.rate.high
-    if low == 0 and math.isinf(high):
-        return "not known: too few requests at every rate"
-    if low == 0:
-        return f"below {_number(high)}; how far, no tested rate says"
-    if math.isinf(high):
-        return f"above {_number(low)}; how far, no tested rate says"
-    return f"{_number(low)} to {_number(high)}"
 
 
 def _infinite(value: float) -> str:

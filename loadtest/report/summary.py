@@ -34,14 +34,6 @@ PERCENTS = (50.0, 90.0, 99.0, 99.9)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """What of a run counts: `warmup` seconds after its start to `cooldown` before its end."""
-
-    warmup: float = 0.0
-    cooldown: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class PooledRuns:
     """All repeats of one server under one kind of traffic at one rate.
 
@@ -180,18 +172,19 @@ class Summary:
 
 def group_runs(
     runs: Sequence[Run],
-    window: Window | None = None,
+    cut: tuple[float, float] = (0.0, 0.0),
     slo_ttft: float | None = None,
     slo_tpot: float | None = None,
 ) -> list[PooledRuns]:
     """Pool the repeats. Groups are sorted by traffic, then by rate, then by first appearance.
+
+    `cut` are the seconds after a run's start and before its end that do not count.
 
     Raises LoadTestError if a window has no request, or if runs that pool differ in their scenario.
     """
     by_key: dict[tuple[str, float, str], list[Run]] = {}
     for run in runs:
         by_key.setdefault((traffic_of(run), scheduled_rate(run), run.info["label"]), []).append(run)
-    cut = window or Window()
     windows = {key: [_window(run, cut) for run in found] for key, found in by_key.items()}
     # All servers have the same blocks at a rate, so that they can be compared block by block.
     remembers: dict[tuple[str, float], float] = {}
@@ -274,16 +267,16 @@ def _slo(run: Run, ttft: float | None, tpot: float | None) -> Slo:
     return Slo(ttft=ttft or given.ttft, tpot=tpot or given.tpot)
 
 
-def _window(run: Run, cut: Window) -> tuple[float, float]:
+def _window(run: Run, cut: tuple[float, float]) -> tuple[float, float]:
     """What of a run counts. Runs of `ab` say it themselves."""
     scenario = run.schedule.traffic.get("scenario", {})
     whole = (0.0, float(scenario.get("duration") or run.schedule.duration + 1e-3))
     begin, end = run.info.get("window") or whole
-    begin, end = begin + cut.warmup, end - cut.cooldown
+    begin, end = begin + cut[0], end - cut[1]
     if not any(begin <= r.timestamp / 1000 < end for r in run.schedule.requests):
         raise LoadTestError(
             f"{run.directory}: no request between {begin:g} and {end:g} s, that is after a warm-up "
-            f"of {cut.warmup:g} s and before the last {cut.cooldown:g} s; cut less"
+            f"of {cut[0]:g} s and before the last {cut[1]:g} s; cut less"
         )
     return float(begin), float(end)
 
@@ -299,7 +292,7 @@ def _group(
     if len({_kind_of_traffic(run) for run in runs}) > 1:
         raise LoadTestError(
             f"{runs[0].directory}, {runs[-1].directory}: the same server, traffic and rate, but "
-            "other lengths or arrivals; report them apart"
+            "other lengths, arrivals or endpoints; report them apart"
         )
     # The same for all repeats, up to what makes it a whole part of a longer one's window.
     wished = block_seconds(min(end - begin for begin, end in windows), remembers)
@@ -345,9 +338,10 @@ def _group(
 
 
 def _kind_of_traffic(run: Run) -> str:
-    """The scenario of a run in one line, without what repeats differ in."""
+    """The scenario and the endpoint of a run in one line, without what repeats differ in."""
     scenario: dict[str, Any] = run.schedule.traffic.get("scenario", {})
-    return repr(sorted((k, v) for k, v in scenario.items() if k not in ("seed", "duration")))
+    kept = sorted((k, v) for k, v in scenario.items() if k not in ("seed", "duration"))
+    return repr((run.info.get("endpoint"), kept))
 
 
 def _latencies(record: Record) -> dict[str, list[float]]:

@@ -6,8 +6,10 @@ looks faster (coordinated omission). Every percentile in a report comes from rec
 histogram.
 """
 
+import errno
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -19,6 +21,13 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, WrapValidator
 from loadtest.errors import LoadTestError, faults
 from vllm_gac.checkpoint.atomic_files import write_text
 
+# A failure of the client must not be blamed on the server: these name what this machine lacks.
+CLIENT_ERRNOS = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+)
+CLIENT_FAULT = "client: "
+_VARIES = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F-]{16,}\b|\d+(?:\.\d+)?")
+_STATUS = re.compile(r"^HTTP \d{3}")
 # Files have null for what never was.
 _Time = Annotated[
     float, WrapValidator(lambda value, check: math.nan if value is None else check(value))
@@ -159,3 +168,15 @@ def _record(line: bytes, where: str) -> Record:
         raise LoadTestError(
             f"{where}: not a record of this load test: {faults(error, 'the line')[0]}"
         ) from error
+
+
+def is_the_clients(error: str | None) -> bool:
+    """Whether a request failed for want of something on the client's own machine."""
+    return error is not None and error.startswith(CLIENT_FAULT)
+
+
+def kind(error: str) -> str:
+    """What errors have in common that differ in a number, an id or the text of an answer."""
+    if status := _STATUS.match(error):
+        return status[0]
+    return _VARIES.sub("#", error.partition(": {")[0])[:120]

@@ -92,7 +92,7 @@ def begin_run(
     if (about := traffic_file(schedule)).exists():
         shutil.copyfile(about, traffic_file(copy))
     info: dict[str, Any] = {
-        "label": label or target.model,
+        "label": label or f"{target.model} at {target.base_url.partition('//')[2]}",
         "command": shlex.join(sys.argv),
         "start": start,
         "processes": processes,

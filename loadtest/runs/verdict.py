@@ -6,20 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.runs.failures import is_the_clients, kind
 from loadtest.runs.health import ProcessHealth
-from loadtest.runs.records import Record
+from loadtest.runs.records import Record, is_the_clients, kind
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits on a valid client. Times are in seconds. The larger of both limits applies."""
-
-    lag: float = 0.0025  # of the p99 by which requests are sent late
-    lag_of_ttft: float = 0.05  # the same, as a fraction of the median TTFT
-    wake: float = 0.0025  # of the p99 by which sleeps overrun: the error of a token's time stamp
-    wake_of_itl: float = 0.25  # the same, as a fraction of the median ITL
-    cpu: float = 0.80  # of one core, for each process: a greenlet loop uses one core at most
+# Limits on a valid client: seconds, and fractions of what is measured. The larger of both applies.
+MAX_LATE = 0.0025
+MAX_LAG_OF_TTFT = 0.05  # of the p99 by which requests are sent late
+MAX_WAKE_OF_ITL = 0.25  # of the p99 by which sleeps overrun: the error of a token's time stamp
+MAX_CPU = 0.80  # of one core, for each process: a greenlet loop uses one core at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +38,6 @@ def judge(
     expected_processes: int,
 ) -> Verdict:
     """Judge the client of a run of `scheduled` requests by `expected_processes` processes."""
-    limits = Limits()
     lags = np.array([r.lag for r in records if not math.isnan(r.sent)])
     p50, p99 = (
         np.percentile(lags, [50, 99], method="inverted_cdf") if len(lags) else (math.nan,) * 2
@@ -53,9 +46,9 @@ def judge(
     reasons = [
         *_missing(len(records), scheduled, len(processes), expected_processes),
         *_own_faults(records),
-        *_late_sending(float(p99), records, limits),
-        *_late_reading(processes, records, limits),
-        *_busy(processes, limits),
+        *_late_sending(float(p99), records),
+        *_late_reading(processes, records),
+        *_busy(processes),
     ]
     return Verdict(tuple(reasons), float(p50), float(p99), worst)
 
@@ -79,8 +72,8 @@ def _own_faults(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _late_sending(p99: float, records: Sequence[Record], limits: Limits) -> list[str]:
-    limit = max(limits.lag, limits.lag_of_ttft * _median([r.ttft for r in records if r.ok]))
+def _late_sending(p99: float, records: Sequence[Record]) -> list[str]:
+    limit = max(MAX_LATE, MAX_LAG_OF_TTFT * _median([r.ttft for r in records if r.ok]))
     if not p99 > limit:
         return []
     return [
@@ -89,11 +82,9 @@ def _late_sending(p99: float, records: Sequence[Record], limits: Limits) -> list
     ]
 
 
-def _late_reading(
-    processes: Sequence[ProcessHealth], records: Sequence[Record], limits: Limits
-) -> list[str]:
+def _late_reading(processes: Sequence[ProcessHealth], records: Sequence[Record]) -> list[str]:
     itl = _median([gap for record in records if record.ok for gap in record.itls])
-    limit = max(limits.wake, limits.wake_of_itl * itl)
+    limit = max(MAX_LATE, MAX_WAKE_OF_ITL * itl)
     return [
         f"process {p.process} woke {p.wake_p99 * 1e3:.1f} ms late for 1 % of the time, limit "
         f"{limit * 1e3:.1f} ms: its time stamps are off by that; use more client processes"
@@ -102,12 +93,12 @@ def _late_reading(
     ]
 
 
-def _busy(processes: Sequence[ProcessHealth], limits: Limits) -> list[str]:
+def _busy(processes: Sequence[ProcessHealth]) -> list[str]:
     return [
-        f"process {p.process} used {p.cpu:.0%} of a core, limit {limits.cpu:.0%}; use more "
+        f"process {p.process} used {p.cpu:.0%} of a core, limit {MAX_CPU:.0%}; use more "
         "client processes"
         for p in processes
-        if p.cpu > limits.cpu
+        if p.cpu > MAX_CPU
     ]
 
 

@@ -1,10 +1,12 @@
 """Generates the schedule of a scenario. The same scenario gives the same schedule, bit for bit.
 
-Lengths, arrivals, prefixes, sessions and who hangs up draw from separate random streams,
-so that a change of the rate does not change the lengths.
+Lengths, arrivals, prefixes and sessions draw from separate random streams, so that a change of the
+rate does not change the lengths.
 """
 
 import math
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -13,16 +15,34 @@ from numpy.typing import NDArray
 from loadtest.errors import LoadTestError
 from loadtest.traffic.arrivals import arrival_times
 from loadtest.traffic.lengths import length_table, sample_lengths
-from loadtest.traffic.scenario import Cancelled, FixedLengths, Scenario, SharedPrefixes
+from loadtest.traffic.scenario import FixedLengths, Scenario, Sessions, SharedPrefixes
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
-from loadtest.traffic.turns import Turn, first_turns, with_later_turns
 
 Lengths = NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request.
+
+    Attributes:
+        session: The number of its session.
+        timestamp: When it is due at the earliest, in ms: as if answers took no time.
+        input: Tokens of its prompt.
+        output: Tokens of its answer.
+        delay: ms from the answer before it.
+    """
+
+    session: int
+    timestamp: int
+    input: int
+    output: int
+    delay: int = 0
+
+
 def generate(scenario: Scenario) -> Schedule:
     """The schedule of a scenario. Raises LoadTestError if its duration contains no request."""
-    streams = [np.random.default_rng(s) for s in np.random.SeedSequence(scenario.seed).spawn(7)]
+    streams = [np.random.default_rng(s) for s in np.random.SeedSequence(scenario.seed).spawn(6)]
     process = scenario.process
     rate = scenario.rate / (1 if scenario.sessions is None else scenario.sessions.turns)
     times = arrival_times(process.process, process.cv, rate, scenario.duration, streams[1])
@@ -32,25 +52,15 @@ def generate(scenario: Scenario) -> Schedule:
             f"with seed {scenario.seed}; raise rate or duration"
         )
     input_lengths, output_lengths, cut = _lengths(scenario, len(times), streams[2], streams[3])
-    turns = first_turns(np.rint(times * 1000).astype(np.int64), input_lengths, output_lengths)
+    starts = np.rint(times * 1000).astype(np.int64)
+    firsts = zip(starts.tolist(), input_lengths.tolist(), output_lengths.tolist(), strict=True)
+    turns = [Turn(number, *turn) for number, turn in enumerate(firsts)]
     if scenario.sessions is not None:
-        turns = with_later_turns(
-            turns,
-            scenario.sessions,
-            lambda count: _sampled(scenario, "output", count, streams[5]),
-            1000 * scenario.duration,
-            scenario.max_model_len or math.inf,
-            streams[5],
-        )
+        turns = _with_later_turns(scenario, scenario.sessions, turns, streams[5])
     last = {turn.session: turn.input for turn in turns}
     longest = np.array([last[session] for session in range(len(times))])
     hash_ids, shared = _hash_ids(longest, scenario.block_tokens, scenario.prefixes, streams[4])
-    requests = tuple(
-        _request(scenario, turn, hash_ids[turn.session], cancel_after)
-        for turn, cancel_after in zip(
-            turns, _cancels(scenario.cancelled, len(turns), streams[6]), strict=True
-        )
-    )
+    requests = tuple(_request(scenario, turn, hash_ids[turn.session]) for turn in turns)
     inputs = np.array([turn.input for turn in turns])
     outputs = np.array([turn.output for turn in turns])
     # A turn's prompt is the beginning of the next one's.
@@ -127,18 +137,7 @@ def _sampled(
     return np.maximum(scaled, 1)
 
 
-def _cancels(cancelled: Cancelled | None, count: int, rng: np.random.Generator) -> list[int | None]:
-    """When the client of each request hangs up, in ms from when it is due; None: never."""
-    if cancelled is None:
-        return [None] * count
-    hangs_up = rng.random(count) < cancelled.share
-    after = np.maximum(np.rint(rng.exponential(1000 * cancelled.after, count)), 1).astype(np.int64)
-    return [ms if hung else None for ms, hung in zip(after.tolist(), hangs_up, strict=True)]
-
-
-def _request(
-    scenario: Scenario, turn: Turn, hash_ids: tuple[int, ...], cancel_after: int | None
-) -> ScheduledRequest:
+def _request(scenario: Scenario, turn: Turn, hash_ids: tuple[int, ...]) -> ScheduledRequest:
     return ScheduledRequest.model_construct(
         timestamp=turn.timestamp,
         input_length=turn.input,
@@ -146,7 +145,6 @@ def _request(
         hash_ids=hash_ids[: -(-turn.input // scenario.block_tokens)],
         session_id=None if scenario.sessions is None else turn.session,
         delay=turn.delay,
-        cancel_after=cancel_after,
     )
 
 
@@ -196,3 +194,26 @@ def _cv(gaps: NDArray[np.float64]) -> float | None:
     if len(gaps) < 2 or gaps.mean() == 0:
         return None
     return float(gaps.std() / gaps.mean())
+
+
+def _with_later_turns(
+    scenario: Scenario, sessions: Sessions, first: list[Turn], rng: np.random.Generator
+) -> list[Turn]:
+    """The first turns, one a session, and what follows them, in the order of their timestamps."""
+    context, ends = scenario.max_model_len or math.inf, 1000 * scenario.duration
+    counts = rng.geometric(1 / sessions.turns, len(first)) - 1
+    more = int(counts.sum())
+    pauses = np.rint(rng.exponential(1000 * sessions.think, more)).astype(np.int64)
+    messages = np.maximum(np.rint(rng.exponential(sessions.message, more)), 1).astype(np.int64)
+    answers = _sampled(scenario, "output", more, rng)
+    draws = zip(pauses.tolist(), messages.tolist(), answers.tolist(), strict=True)
+    turns: list[Turn] = []
+    for turn, count in zip(first, counts.tolist(), strict=True):
+        turns.append(turn)
+        for pause, message, answer in list(islice(draws, count)):
+            prompt = turn.input + turn.output + message
+            turn = Turn(turn.session, turn.timestamp + pause, prompt, answer, pause)
+            if turn.timestamp >= ends or prompt + answer > context:
+                break
+            turns.append(turn)
+    return sorted(turns, key=lambda turn: turn.timestamp)

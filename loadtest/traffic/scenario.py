@@ -1,14 +1,15 @@
 """A scenario in YAML: the traffic to generate, and the SLOs that answers should meet."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from loadtest.errors import LoadTestError
+from loadtest.errors import LoadTestError, faults
 from loadtest.traffic.lengths import length_table
-from loadtest.yaml_file import load_yaml
 
+Model = TypeVar("Model", bound=BaseModel)
 _SHIPPED = Path(__file__).parents[1] / "scenarios"
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
@@ -78,16 +79,6 @@ class Sessions(_Strict):
     message: Tokens
 
 
-class Cancelled(_Strict):
-    """The clients of a `share` of the requests hang up if the answer is not whole in time.
-
-    They wait a mean of `after` seconds (exponential) from when the request is due.
-    """
-
-    share: Fraction
-    after: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
-
-
 class Slo(_Strict):
     """What a request must meet to count as good, in seconds. TTFT counts from when it was due."""
 
@@ -111,7 +102,6 @@ class Scenario(_Strict):
     arrivals: str | Arrivals = "poisson"
     prefixes: SharedPrefixes | None = None
     sessions: Sessions | None = None
-    cancelled: Cancelled | None = None
     scale: Scale = Scale()
     max_model_len: Tokens | None = None
     # The block size of Mooncake. A schedule for a small model needs smaller blocks.
@@ -150,6 +140,31 @@ class Scenario(_Strict):
             return self.arrivals
         process, cv = PRESETS[self.arrivals]
         return Arrivals(process=process, cv=cv)
+
+
+def load_yaml(path: Path, model: type[Model], **overrides: object) -> Model:
+    """Read `path` as a `model`; `overrides` that are not None replace what it says.
+
+    Raises LoadTestError naming the file, the overrides and every field that is wrong.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LoadTestError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise LoadTestError(f"{path}: not a readable YAML file: nested too deeply") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise LoadTestError(f"{path}: not a readable YAML file: {reason}") from error
+    if not isinstance(content, dict):
+        raise LoadTestError(f"{path}: expected a mapping of fields, got {type(content).__name__}")
+    given = {key: value for key, value in overrides.items() if value is not None}
+    try:
+        return model.model_validate(content | given)
+    except ValidationError as error:
+        instead = ", ".join(f"{key} {value}" for key, value in given.items())
+        where = f"{path} with {instead}" if instead else str(path)
+        raise LoadTestError(f"{where}: {'; '.join(faults(error, whole=''))}") from error
 
 
 def load_scenario(path: Path, **overrides: object) -> Scenario:

@@ -30,7 +30,6 @@ from vllm_gac.errors import DiskError
 _MAX_LINE = 16 << 20
 _TEXTS = {"prompt", "prompts", "messages", "text", "text_input", "input", "content"}
 _OWN = {"stream", "stream_options", "n", "best_of"}  # what `body` may not set
-_BLOCKS = [1 << power for power in range(3, 14)]  # tokens
 
 
 class ScheduledRequest(BaseModel):
@@ -249,22 +248,11 @@ def _check_blocks(path: Path, requests: Sequence[ScheduledRequest], block_tokens
     for number, request in enumerate(requests, start=1):
         blocks = -(-request.input_length // block_tokens)
         if request.hash_ids and len(request.hash_ids) != blocks:
-            way_out = _way_out(path, requests)
             raise LoadTestError(
                 f"{path}: request {number}: {request.input_length} tokens are {blocks} blocks of "
-                f"{block_tokens}, but there are {len(request.hash_ids)} hash_ids{way_out}"
+                f"{block_tokens}, but there are {len(request.hash_ids)} hash_ids; if blocks have "
+                f'N tokens, write {{"prompts": {{"block_tokens": N}}}} to {traffic_file(path)}'
             )
-
-
-def _way_out(path: Path, requests: Sequence[ScheduledRequest]) -> str:
-    """What to do if all requests have blocks of another common size."""
-    for size in _BLOCKS:
-        if all(len(r.hash_ids) in (0, -(-r.input_length // size)) for r in requests):
-            return (
-                f'; they fit blocks of {size}: write {{"prompts": {{"block_tokens": {size}}}}} '
-                f"to {traffic_file(path)}"
-            )
-    return ""
 
 
 def traffic_file(path: Path) -> Path:

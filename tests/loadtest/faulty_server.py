@@ -7,10 +7,13 @@ serves on this or a free port of 127.0.0.1 and prints the base URL.
 
 import asyncio
 import dataclasses
+import json
 import sys
+import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from loadtest.mock_server import Asked, Mock, Timing, reply, write_event
 
@@ -19,7 +22,7 @@ STALL = 0.5  # seconds
 
 
 class Faulty(Mock):
-    """The mock that does `fault` to every `every`-th request.
+    """The mock that does `fault` to every `every`-th request, and tells a log the truth.
 
     - refuse: it closes the connection without an answer.
     - busy: it answers 503.
@@ -27,26 +30,47 @@ class Faulty(Mock):
     - stall: half a second passes in the middle of the answer.
     - empty-first: an event without text comes at once, before there is a token.
     - null-error: each event has `"error": null`, which is no error.
+
+    The log gets a line of JSON for each request, when its fate is known: `opening`, the first
+    tokens of the prompt, which are enough to be unique; `arrived`, when it had arrived; `sent`,
+    when each token was handed to the socket. Times are in seconds by `clock`.
     """
 
-    def __init__(self, timing: Timing, fault: FaultKind, every: int = 1, *more: Any) -> None:
-        super().__init__(timing, *more)
-        self._fault, self._every = fault, every
+    def __init__(
+        self,
+        timing: Timing,
+        fault: FaultKind,
+        every: int = 1,
+        log: TextIO | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(timing)
+        self._fault, self._every, self._log, self._clock = fault, every, log, clock
         self._numbers = count()
+        self._sent: dict[int, list[float]] = {}
 
     async def answer(
         self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        if next(self._numbers) % self._every != self._every // 2:
-            return await super().answer(asked, reader, writer)
-        if self._fault in ("refuse", "busy", "hang"):
-            self.tell(asked, [])
+        hit = next(self._numbers) % self._every == self._every // 2
+        if hit and self._fault in ("refuse", "busy", "hang"):
+            self._tell(asked, [])
             if self._fault == "hang":
                 await reader.read()  # until the client gives up
             if self._fault == "busy":
                 return reply(writer, 503, {"error": {"message": "busy"}})
             return False
-        return await super().answer(_Hit(**dataclasses.asdict(asked)), reader, writer)
+        mine = _Hit(**dataclasses.asdict(asked)) if hit else asked
+        self._sent[id(mine)] = []
+        again = await super().answer(mine, reader, writer)
+        self._tell(mine, self._sent.pop(id(mine)))
+        return again
+
+    def _tell(self, asked: Asked, sent: list[float]) -> None:
+        if self._log is not None:
+            came = self._clock() - (asyncio.get_running_loop().time() - asked.arrived)
+            line = {"opening": asked.prompt[:8], "arrived": came, "sent": sent}
+            self._log.write(json.dumps(line) + "\n")
 
     def begin(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         super().begin(asked, writer)
@@ -59,6 +83,7 @@ class Faulty(Mock):
         return super().due(asked, k) + STALL * stalls
 
     def token(self, asked: Asked, k: int) -> dict[str, Any]:
+        self._sent[id(asked)].append(self._clock())
         more = {"error": None} if self._fault == "null-error" and isinstance(asked, _Hit) else {}
         return super().token(asked, k) | more
 

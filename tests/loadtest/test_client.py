@@ -18,8 +18,7 @@ from loadtest.client.client import check_bodies, request_body, send
 from loadtest.errors import LoadTestError
 from loadtest.mock_server import Timing
 from loadtest.runs.access import request_headers
-from loadtest.runs.failures import is_the_clients
-from loadtest.runs.records import Record
+from loadtest.runs.records import Record, is_the_clients
 from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 from tests.loadtest.faulty_server import STALL, FaultKind

@@ -16,7 +16,7 @@ import pytest
 
 from loadtest.report.intervals import Floats
 from loadtest.runs.run import Run, load_run
-from loadtest.runs.verdict import Limits
+from loadtest.runs.verdict import MAX_CPU
 from loadtest.traffic import prompts
 from tests.loadtest.locusts import PRIORITY, ROOT, locust, written_schedule
 
@@ -59,7 +59,7 @@ class Attempt:
 
     def excuse(self) -> str | None:
         """Why the machine, and not the client, decided over tails and totals; None if not."""
-        if any(process.cpu > Limits().cpu for process in self.run.processes):
+        if any(process.cpu > MAX_CPU for process in self.run.processes):
             return None
         due = self.arrived[:, None] + TTFT + ITL * np.arange(self.sent.shape[1])
         mock = float(np.percentile(self.sent - due, 99))
@@ -74,7 +74,8 @@ class Attempt:
 def trial(schedule: Path, directory: Path) -> Attempt:
     directory.mkdir()
     log = directory / "sent.jsonl"
-    mock = [*PRIORITY, sys.executable, "-m", "loadtest", "mock", "--port", "0", "--log", str(log)]
+    mock = [*PRIORITY, sys.executable, "-m", "tests.loadtest.faulty_server", "none", "1", str(log)]
+    mock += [str(TTFT), str(ITL)]
     witness = [*PRIORITY, sys.executable, "-m", "tests.loadtest.witness"]
     with (
         subprocess.Popen(mock, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server,

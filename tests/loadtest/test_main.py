@@ -41,7 +41,6 @@ def test_a_schedule_that_is_there_is_kept(
             ["schedule", "smoke", "/dev/null/s.jsonl"],
             "/dev/null/s.traffic.json: cannot be written (Not a directory)",
         ),
-        (["mock", "--port", "1", "--log", "/dev/null/log"], "/dev/null/log: Not a directory"),
         (["ab", "missing.yaml", "out"], "missing.yaml: cannot be read: No such file"),
         (["ab", "x.yaml", "out", "--repeats", "101"], "--repeats 101: expected 1 to 100"),
     ],

@@ -34,9 +34,8 @@ def test_the_page_stands_alone_and_the_numbers_are_in_both_files(
     page = out.read_text()
     assert "<h1>Dense &amp; GAC</h1>" in page
     assert page.index("imaginary: gac is 25 % faster") < page.index("VALID: in all 8 runs")
-    # Ratios, and latency over rate.
     assert page.index("VALID: in all 8 runs") < page.index("<svg")
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 1
     assert "<script" not in page
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:|#)""", page)
     assert not re.search(r"@import|url\(\s*['\"]?(?!#)", page)
@@ -243,31 +242,11 @@ def test_a_baseline_without_a_valid_run_tells_nothing(tmp_path: Path) -> None:
     ]
 
 
-def changed(run: Path, **info: str) -> Path:
-    about = json.loads((run / "run.json").read_text()) | info
-    (run / "run.json").write_text(json.dumps(about))
-    return run
-
-
-def test_two_servers_with_one_model_name_are_two_and_so_are_completions_and_chat(
-    tmp_path: Path,
-) -> None:
-    runs = [write_run(tmp_path / f"{n}", "imaginary", seed=n) for n in range(4)]
-    urls = ["http://a:1", "http://b:1/team", "http://a:1", "http://a:1"]
-    for run, url in zip(runs, urls, strict=True):
-        changed(run, base_url=url, start="")
-    changed(runs[3], endpoint="chat")
-    report = build_report([load_run(run) for run in runs], ReportOptions())
-    assert report.labels == [
-        "imaginary at a:1, completions",
-        "imaginary at b:1/team, completions",
-        "imaginary at a:1, chat",
-    ]
-    # A label that was given may be of a server that was started anew on another port.
-    for run in runs:
-        changed(run, label="mine", endpoint="chat")
-    report = build_report([load_run(run) for run in runs], ReportOptions())
-    assert report.labels == ["mine"]
+def test_completions_and_chat_of_one_server_do_not_pool(tmp_path: Path) -> None:
+    runs = [load_run(write_run(tmp_path / f"{n}", seed=n)) for n in range(2)]
+    runs[1].info["endpoint"] = "chat"
+    with pytest.raises(LoadTestError, match="endpoints; report them apart"):
+        build_report(runs, ReportOptions())
 
 
 @pytest.mark.parametrize(

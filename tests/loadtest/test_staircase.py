@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from loadtest.ab.staircase import Step, split_into_runs, write_staircase
-from loadtest.errors import LoadTestError
 from loadtest.report.summary import group_runs, summarize
 from loadtest.runs.health import ProcessHealth, write_health
 from loadtest.runs.records import Record, to_line, write_records
@@ -134,10 +133,3 @@ def test_each_step_is_the_run_that_it_would_have_been(tmp_path: Path) -> None:
     summary = summarize(group_runs([second])[0])
     assert summary.requests_per_second.value == pytest.approx((len(late) + len(ended)) / 3)
     assert summary.requests == sum(1 <= r.scheduled < 4 for r in second.records)
-
-
-def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadTestError, match="begins before the step before it ends"):
-        write_staircase(steps(tmp_path, duration=0.5), 1, tmp_path / "w.jsonl")
-    with pytest.raises(LoadTestError, match="prompts of another kind"):
-        write_staircase(steps(tmp_path, block_tokens=8), 1, tmp_path / "w.jsonl")

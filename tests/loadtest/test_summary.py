@@ -10,7 +10,7 @@ from loadtest.errors import LoadTestError
 from loadtest.report.capacity import AtRate, Capacity, capacities, capacity
 from loadtest.report.comparison import compare
 from loadtest.report.intervals import Estimate, Samples
-from loadtest.report.summary import Window, group_runs, summarize
+from loadtest.report.summary import group_runs, summarize
 from loadtest.runs.run import load_run
 from tests.loadtest.runs import write_run
 
@@ -114,7 +114,7 @@ def test_a_stall_is_seen_in_the_worst_gap(tmp_path: Path) -> None:
 
 def test_warmup_and_cooldown_are_left_out(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "a"))
-    (group,) = group_runs([run], Window(60, 10))
+    (group,) = group_runs([run], (60, 10))
     assert len(group.records) == sum(60 <= r.scheduled < 110 for r in run.records)
     assert group.seconds == 50
 
@@ -125,7 +125,7 @@ def test_repeats_of_other_schedules_pool_and_other_scenarios_do_not(tmp_path: Pa
     assert len(set(group.schedules)) == 3
     assert group.blocks == 3 * 6
     runs[1].schedule.traffic["scenario"]["lengths"] = {"input": 5, "output": 8}
-    with pytest.raises(LoadTestError, match="other lengths or arrivals"):
+    with pytest.raises(LoadTestError, match="other lengths, arrivals or endpoints"):
         group_runs(runs)
 
 

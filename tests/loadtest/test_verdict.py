@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.runs.failures import kind
 from loadtest.runs.health import ProcessHealth, late_at_any_moment
+from loadtest.runs.records import kind
 from loadtest.runs.run import begin_run, load_run
 from loadtest.runs.target import Target
 from loadtest.runs.verdict import judge
@@ -176,3 +176,5 @@ def test_a_run_starts_after_the_server_has_told_its_version(tmp_path: Path) -> N
     assert start >= told[0] + 7.0
     info = json.loads((tmp_path / "b" / "run.json").read_text())
     assert (info["start_at"], info["server_version"]) == (start, "1.2")
+    # Two servers may share a model's name.
+    assert info["label"] == f"m at {url.removeprefix('http://')}"
