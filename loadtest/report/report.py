@@ -28,6 +28,7 @@ from loadtest.report.summary import (
     group_runs,
     summarize,
 )
+from loadtest.runs.guidellm import read_guidellm
 from loadtest.runs.records import kind
 from loadtest.runs.run import Run, load_run
 from vllm_gac.checkpoint.atomic_files import write_text
@@ -100,7 +101,12 @@ def write_report(directories: Sequence[Path], out: Path, options: ReportOptions)
     if out.suffix != ".html":
         raise LoadTestError(f"{out}: expected a name that ends in .html")
     refuse_twice(directories)
-    report = build_report([load_run(directory) for directory in directories], options)
+    runs = [
+        run
+        for path in directories
+        for run in (read_guidellm(path) if path.suffix == ".json" else [load_run(path)])
+    ]
+    report = build_report(runs, options)
     page = _render(report)
     content = json.dumps(_as_json(report), indent=1, allow_nan=False)
     out.parent.mkdir(parents=True, exist_ok=True)

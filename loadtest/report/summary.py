@@ -311,6 +311,8 @@ def _group(
             kept_slo.append(float(_keeps_slo(record, slo)))
             request_blocks.append(number)
             for measure, latencies in _latencies(record).items():
+                if measure in ("itl", "gap") and run.info.get("client"):
+                    continue  # a client that does not tell when each token came
                 values[measure] += latencies
                 blocks[measure] += [number] * len(latencies)
     if not kept_slo:
