@@ -66,20 +66,20 @@ def test_an_unknown_type_is_named(directory: Path) -> None:
         files.tensor("x", info)
 
 
-# ---- NaN and infinity -------------------------------------------------------------------------
+# ---- values out of range ----------------------------------------------------------------------
 
 MATRIX = "model.layers.0.mlp.down_proj.A.weight"
 TABLE = "model.layers.0.self_attn.rope_inv_freq"
 BAD = {
-    "BF16": (struct.pack("<H", 0x7FC1), struct.pack("<H", 0xFF80)),
+    "BF16": (struct.pack("<H", 0x7FC1), struct.pack("<H", 0xC780)),
     "F16": (struct.pack("<H", 0xFE00), struct.pack("<H", 0x7C00)),
-    "F32": (struct.pack("<f", float("nan")), struct.pack("<f", float("-inf"))),
+    "F32": (struct.pack("<f", float("nan")), struct.pack("<f", 1e30)),
 }
 
 
 @pytest.mark.parametrize("dtype", BAD)
 @pytest.mark.parametrize("name", [MATRIX, TABLE, "model.norm.weight", "lm_head.weight"])
-def test_nan_and_infinity_are_found(name: str, dtype: str, tmp_path: Path) -> None:
+def test_values_out_of_range_are_found(name: str, dtype: str, tmp_path: Path) -> None:
     for value in BAD["F32" if name == TABLE else dtype]:
         write_model(tmp_path, gac_config(), fill={name: bytes(len(value)) + value}, dtype=dtype)
         assert refusal(tmp_path).startswith(f"{tmp_path / 'model.safetensors'}: {name}: ")
@@ -89,16 +89,14 @@ def test_nan_and_infinity_are_found(name: str, dtype: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("dtype", "value"),
     [
-        ("BF16", struct.pack("<H", 0x7F7F)),
+        ("BF16", struct.pack("<H", 0xC77F)),
         ("F16", struct.pack("<H", 0x7BFF)),
-        ("F32", struct.pack("<f", -3.4e38)),
+        ("F32", struct.pack("<f", -65535.9)),
         ("BF16", struct.pack("<H", 0x0001)),
         ("F32", struct.pack("<I", 0x007FFFFF)),
     ],
 )
-def test_the_largest_numbers_and_denormals_are_finite(
-    dtype: str, value: bytes, tmp_path: Path
-) -> None:
+def test_large_numbers_and_denormals_are_accepted(dtype: str, value: bytes, tmp_path: Path) -> None:
     write_model(tmp_path, gac_config(), fill={MATRIX: value}, dtype=dtype)
     assert list(faults(open_checkpoint(tmp_path), finite=True)) == []
 

@@ -217,4 +217,4 @@ def test_verify_reads_values_and_inspect_does_not(tmp_path: Path) -> None:
     write_model(tmp_path, config(), fill={"model.norm.weight": b"\xff\xff"})
     assert inspect(tmp_path).format == "dense"
     (fault,) = verify(tmp_path).faults
-    assert fault == f"{tmp_path / 'model.safetensors'}: model.norm.weight: contains NaN or infinity"
+    assert fault.startswith(f"{tmp_path / 'model.safetensors'}: model.norm.weight: contains NaN")

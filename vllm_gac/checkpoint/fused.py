@@ -60,6 +60,6 @@ def without_fused(
                 name = f"model.layers.{index}.{part}.weight"
                 if name in split:
                     raise CheckpointError(f"{where}: holds {part}, which is also a tensor")
-                split[name] = replace(info, shape=shape, start=start)
+                split[name] = replace(info, shape=shape, start=start, crc32=None)
                 start += shape[0] * columns * DTYPES[info.dtype].bytes
     return split

@@ -3,12 +3,13 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from vllm_gac.checkpoint.digests import Digests
 from vllm_gac.checkpoint.dtypes import stored_dtype
 from vllm_gac.checkpoint.locate import Weights
 from vllm_gac.checkpoint.regular_files import open_untrusted
@@ -34,6 +35,7 @@ class TensorInfo:
         version: Size and time of the file when its header was read, to notice if it has changed
             since. None: not checked.
         key: The tensor's name in a state dict. None: the file is in safetensors.
+        crc32: The checksum of its bytes as they were written. None: it is unknown.
     """
 
     file: str
@@ -42,6 +44,7 @@ class TensorInfo:
     start: int
     version: tuple[int, int] | None = field(default=None, compare=False)
     key: str | None = None
+    crc32: int | None = field(default=None, compare=False)
 
 
 def version_of(status: os.stat_result) -> tuple[int, int]:
@@ -75,7 +78,11 @@ def read_headers(weights: Weights) -> dict[str, TensorInfo]:
     for name, file in weights.listed.items():
         if name not in tensors or tensors[name].file != file:
             raise CheckpointError(f"{weights.index}: {sanitize(name)} is not in {sanitize(file)}")
-    return tensors
+    checksums = Digests.of(weights.directory).tensors
+    return {
+        name: replace(info, crc32=checksums.get(name)) if checksums else info
+        for name, info in tensors.items()
+    }
 
 
 def _header(path: Path) -> dict[str, TensorInfo]:

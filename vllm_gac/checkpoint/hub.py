@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from os import path as os_path
 from pathlib import Path
 
+from vllm_gac.checkpoint.digests import DIGESTS
 from vllm_gac.checkpoint.locate import CONSOLIDATED, OTHERS, TOKENIZER
 from vllm_gac.errors import HubError
 from vllm_gac.errors.sanitize import sanitize
@@ -113,7 +114,7 @@ def _snapshot(hub_id: str, revision: str | None, weights: bool, flag: str) -> Pa
             snapshot = snapshot_download(
                 hub_id,
                 revision=revision,
-                allow_patterns=[*needed, *OTHERS, "README.md"],
+                allow_patterns=[*needed, *OTHERS, "README.md", DIGESTS],
                 ignore_patterns=[*_NOT_FETCHED],
             )
         except LocalEntryNotFoundError:

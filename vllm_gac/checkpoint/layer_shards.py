@@ -2,16 +2,24 @@
 
 Each shard is written atomically, and a shard that exists is not written again. A run that was
 stopped therefore continues with the first layer that has no shard, and only one layer has to be
-in memory at a time.
+in memory at a time. Before a shard appears, checksums of its tensors are in digests.json; by
+these a run that goes on knows its own.
 """
 
+import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from tqdm import tqdm
 
 from vllm_gac.checkpoint.atomic_files import write_tensors
+from vllm_gac.checkpoint.digests import sign_tensors
+from vllm_gac.checkpoint.headers import read_headers
+from vllm_gac.checkpoint.locate import Weights
+from vllm_gac.checkpoint.tensor_files import ShardFiles
+from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 
 if TYPE_CHECKING:
@@ -42,19 +50,20 @@ def write_layer_shards(
         progress: Whether to show a progress bar on stderr.
 
     Raises:
+        CheckpointError: A shard that is there is not as this run wrote it.
         DiskError: The disk is full or not writable.
     """
     layers = len(layout.layers)
     for index in tqdm(range(layers), desc=description, unit="layer", disable=not progress):
-        shard = _shard_path(directory, index, layers)
-        if not shard.exists():
+        shard = _shard_name(index, layers)
+        if not _is_written(directory, shard):
             prefix = _layer_prefix(index)
             tensors = make_layer(index)
-            write_tensors(shard, {prefix + name: tensor for name, tensor in tensors.items()})
-    shard = _shard_path(directory, layers, layers)
-    if not shard.exists():
+            _write(directory, shard, {prefix + name: tensor for name, tensor in tensors.items()})
+    shard = _shard_name(layers, layers)
+    if not _is_written(directory, shard):
         rest = [name for name in layout.tensors() if not name.startswith("model.layers.")]
-        write_tensors(shard, {name: read_rest(name) for name in rest})
+        _write(directory, shard, {name: read_rest(name) for name in rest})
 
 
 def read_layer(layout: ModelLayout, read: ReadTensor, index: int) -> "dict[str, torch.Tensor]":
@@ -63,9 +72,33 @@ def read_layer(layout: ModelLayout, read: ReadTensor, index: int) -> "dict[str, 
     return {name.removeprefix(prefix): read(name) for name, _ in layout.layer_tensors(index)}
 
 
-def _shard_path(directory: Path, index: int, layers: int) -> Path:
+def _shard_name(index: int, layers: int) -> str:
     """The shard of layer `index`; index `layers` is the shard of the tensors outside the layers."""
-    return directory / f"model-{index + 1:05}-of-{layers + 1:05}.safetensors"
+    return f"model-{index + 1:05}-of-{layers + 1:05}.safetensors"
+
+
+def _write(directory: Path, shard: str, tensors: "Mapping[str, torch.Tensor]") -> None:
+    sign_tensors(directory, tensors)
+    write_tensors(directory / shard, tensors)
+
+
+def _is_written(directory: Path, shard: str) -> bool:
+    """Whether this run had written a shard before it was stopped.
+
+    Raises CheckpointError if something else is there, or other bytes than were written.
+    """
+    if not os.path.lexists(directory / shard):
+        return False
+    with closing(ShardFiles(directory)) as files:
+        headers = read_headers(Weights(directory, (shard,)))
+        is_known = all(info.crc32 is not None for info in headers.values())
+        faults = [fault for name, info in headers.items() if (fault := files.fault(name, info))]
+    if faults or not is_known or (directory / shard).is_symlink():
+        raise CheckpointError(
+            f"{directory / shard}: is not what the stopped run wrote there, so all that it wrote "
+            "is made again: give --resume once more"
+        )
+    return True
 
 
 def _layer_prefix(index: int) -> str:

@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tqdm import tqdm
 
+from vllm_gac.checkpoint.digests import changed_files
 from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES
 from vllm_gac.checkpoint.fused import without_fused
 from vllm_gac.checkpoint.headers import TensorInfo as TensorInfo
@@ -44,6 +46,10 @@ _QUANTIZERS = {
     "mxfp4": "MXFP4",
     "gguf": "GGUF",
 }
+
+
+# Relative difference of one RoPE frequency, computed on two machines.
+_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
@@ -76,13 +82,13 @@ class Checkpoint:
             return True
         return name == "lm_head.weight" and self.layout.tie_word_embeddings
 
-    def is_finite(self, name: str) -> bool:
-        """Read a tensor of the files, and say whether it has neither NaN nor infinity."""
+    def is_in_range(self, name: str) -> bool:
+        """Read a tensor of the files, and say whether nothing is wrong with its values."""
         with closing(ShardFiles(self.directory)) as files:
-            return files.is_finite(self.tensors[name])
+            return files.fault(name, self.tensors[name]) is None
 
     def broken_part(self, name: str) -> str:
-        """The file and tensor that cause NaN or infinity in tensor `name` of the layout."""
+        """The file and tensor that cause values out of range in tensor `name` of the layout."""
         return f"{self.directory / self.tensors[name].file}: {name}"
 
     def faults_of_made(self) -> Iterator[str]:
@@ -95,16 +101,21 @@ class Checkpoint:
         with open_untrusted(self.directory / "config.json") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def reader(self) -> "TensorReader":
-        """A context manager that reads tensors by name."""
-        return TensorReader(self.directory, self.tensors)
+    def reader(self, any_value: bool = False) -> "TensorReader":
+        """A context manager that reads tensors by name.
+
+        It refuses NaN, infinity and what no model has, unless it may read `any_value`.
+        """
+        return TensorReader(self.directory, self.tensors, any_value)
 
 
 class TensorReader:
     """Reads tensors of a model directory by name. Opens each shard once, and is thread-safe."""
 
-    def __init__(self, directory: Path, tensors: Mapping[str, TensorInfo]) -> None:
-        self._directory, self._tensors = directory, tensors
+    def __init__(
+        self, directory: Path, tensors: Mapping[str, TensorInfo], any_value: bool = False
+    ) -> None:
+        self._directory, self._tensors, self._any_value = directory, tensors, any_value
         self._files = ShardFiles(directory)
 
     def __enter__(self) -> Self:
@@ -123,7 +134,7 @@ class TensorReader:
         info = self._tensors.get(name)
         if info is None:
             raise CheckpointError(f"{self._directory}: tensor {name} is missing")
-        return self._files.tensor(name, info)
+        return self._files.tensor(name, info, self._any_value)
 
 
 def open_checkpoint(directory: str | Path, *, revision: str | None = None) -> Checkpoint:
@@ -201,24 +212,26 @@ def quantized(config: Mapping[str, Any], directory: Path) -> str | None:
 
 
 def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False) -> Iterator[str]:
-    """Yield one sentence for each way in which the tensors differ from what the layout needs.
+    """Yield one sentence for each reason why a model should be neither served nor worked on.
 
-    With `finite`, read every tensor, and also report NaN and infinity in the stored tensors and in
-    what is made from them. With `progress`, show a progress bar if that takes long.
+    Files must be as they were written, and headers as the layout needs. With `finite`, read every
+    tensor, and also report other bytes than were written and values out of range in the stored
+    tensors and in what is made from them. With `progress`, show a progress bar if that takes long.
     """
     if packed := quantized(checkpoint.raw_config, checkpoint.directory):
         yield packed
         return
     sound = True
-    for fault in _header_faults(checkpoint):
+    for fault in chain(changed_files(checkpoint.directory), _header_faults(checkpoint)):
         sound = False
         yield fault
     if finite:
-        for fault in _not_finite(checkpoint, progress):
+        for fault in _value_faults(checkpoint, progress):
             sound = False
             yield fault
     if finite and sound:
         yield from checkpoint.faults_of_made()
+        yield from rope_faults(checkpoint)
 
 
 def _header_faults(checkpoint: Checkpoint) -> Iterator[str]:
@@ -261,11 +274,35 @@ def _common_dtype(checkpoint: Checkpoint, names: Mapping[str, Any]) -> str | Non
     return dtypes.most_common(1)[0][0] if dtypes else None
 
 
-def _not_finite(checkpoint: Checkpoint, progress: bool) -> Iterator[str]:
-    """The stored tensors that have NaN or infinity."""
+def rope_faults(checkpoint: Checkpoint) -> Iterator[str]:
+    """One sentence for each RoPE table with a frequency that config.json does not give.
+
+    Tables of other tools may hold any.
+    """
+    names = [name for name in checkpoint.tensors if name.endswith(".rope_inv_freq")]
+    gac = checkpoint.config.gac
+    if not names or gac is None or not str(gac.source.get("tool")).startswith("vllm-gac "):
+        return
+    from vllm_gac.layout.rope import inverse_frequencies
+
+    known = inverse_frequencies(checkpoint.config.rope, checkpoint.layout.head_dim)
+    with checkpoint.reader(any_value=True) as read:
+        for name in names:
+            table = read(name)
+            chosen = table[table != 0]  # padded pairs are 0
+            near = (chosen[:, None] - known).abs().amin(1) <= _ROUNDING * chosen
+            if not near.all():
+                yield (
+                    f"{checkpoint.broken_part(name)}: has frequencies that RoPE of config.json "
+                    "does not have, so one of them was changed after compression; restore "
+                    "config.json, or change RoPE in the dense model's and compress again"
+                )
+
+
+def _value_faults(checkpoint: Checkpoint, progress: bool) -> Iterator[str]:
+    """The stored tensors that have values out of range, or other bytes than were written."""
     tensors = checkpoint.tensors.items()
     with closing(ShardFiles(checkpoint.directory)) as files:
         for name, info in tqdm(tensors, "check", unit="tensor", delay=1, disable=not progress):
-            if not files.is_finite(info):
-                where = f"{checkpoint.directory / info.file}: {sanitize(name)}"
-                yield f"{where}: contains NaN or infinity"
+            if fault := files.fault(name, info):
+                yield fault

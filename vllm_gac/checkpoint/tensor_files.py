@@ -1,4 +1,4 @@
-"""Reading tensors from shards whose headers have been read, and finding NaN and infinity in them.
+"""Reading tensors from shards whose headers have been read, and finding what is wrong in them.
 
 Safetensors are read, not memory-mapped. If a file is truncated meanwhile, reading it is an error,
 while touching a mapping of it, as a state dict has one, kills the process by a signal. A file that
@@ -9,17 +9,21 @@ import math
 import mmap
 import os
 import threading
+import zlib
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vllm_gac.checkpoint.digests import not_as_written
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import TensorInfo, version_of
 from vllm_gac.checkpoint.regular_files import open_regular
 from vllm_gac.checkpoint.state_dicts import load_state_dict
 from vllm_gac.errors import CheckpointError, DiskError
+from vllm_gac.errors.sanitize import sanitize
 
 if TYPE_CHECKING:
     import torch
@@ -27,9 +31,10 @@ if TYPE_CHECKING:
 # One system call reads less than 2 GiB.
 _CHUNK_BYTES = 1 << 24
 _HUGE_PAGE = 1 << 21
-# The exponent bits of each dtype. A number whose exponent bits are all set is infinity or NaN, so
-# that as an integer of the same size, this is the smallest that stands for no finite number.
-_EXPONENT_BITS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
+# The bits of 65,536 in each dtype. As integers of the same size, larger numbers, infinity and NaN
+# are no less. No model is trained to such weights; in a norm, they overflow in the next layers.
+_TOO_LARGE = {"BF16": 0x4780, "F16": 0x7C00, "F32": 0x47800000}
+OUT_OF_RANGE = "contains NaN or infinity, or a number of 65,536 or more, as no sound model does"
 _PIECE_BYTES = 1 << 20  # stays in a core's cache between the two passes over it
 
 
@@ -72,24 +77,36 @@ class ShardFiles:
         if info.version is not None and version_of(status) != info.version:
             raise _changed(path)
 
-    def is_finite(self, info: TensorInfo) -> bool:
-        """Whether every value of a BF16, F16 or F32 tensor is finite; True for any other dtype.
+    def fault(self, name: str, info: TensorInfo) -> str | None:
+        """A sentence if tensor `name` has other bytes than were written, or values out of range.
 
         Reads the file in pieces, so that memory stays small. Raises as `read_into`.
         """
-        if info.dtype not in _EXPONENT_BITS:
-            return True
+        path, checksum, in_range = self._directory / info.file, 0, True
+        for piece in self._pieces(info):
+            checksum = zlib.crc32(piece.data, checksum)
+            in_range = in_range and all_in_range(piece, info.dtype)
+        if info.crc32 not in (None, checksum):
+            return not_as_written(path, sanitize(name))
+        return None if in_range else f"{path}: {sanitize(name)}: {OUT_OF_RANGE}"
+
+    def _pieces(self, info: TensorInfo) -> "Iterator[np.ndarray[Any, np.dtype[np.uint8]]]":
+        """The bytes of a tensor in pieces; none if nothing can be wrong in them."""
+        if (info.crc32 is None and info.dtype not in _TOO_LARGE) or info.dtype not in DTYPES:
+            return
         size = math.prod(info.shape) * DTYPES[info.dtype].bytes
         buffer = np.empty(min(size, _PIECE_BYTES), np.uint8)
         for offset in range(0, size, _PIECE_BYTES):
             piece = buffer[: size - offset]
             self.read_into(info, piece.data, offset)
-            if not all_finite(piece, info.dtype):
-                return False
-        return True
+            yield piece
 
-    def tensor(self, name: str, info: TensorInfo) -> "torch.Tensor":
-        """Read tensor `name` as it is stored. Raises as `read_into`."""
+    def tensor(self, name: str, info: TensorInfo, any_value: bool = True) -> "torch.Tensor":
+        """Read tensor `name` as it is stored.
+
+        Raises as `read_into`, and CheckpointError if it has other bytes than were written, or
+        values out of range unless it may have `any_value`.
+        """
         import torch
 
         stored = DTYPES.get(info.dtype)
@@ -103,6 +120,10 @@ class ShardFiles:
         else:
             raw = torch.frombuffer(_huge_pages(size), dtype=torch.uint8)
         self.read_into(info, raw.numpy().data)
+        if info.crc32 is not None and zlib.crc32(raw.numpy().data) != info.crc32:
+            raise CheckpointError(not_as_written(self._directory / info.file, name))
+        if not any_value and not all_in_range(raw.numpy(), info.dtype):
+            raise CheckpointError(f"{self._directory / info.file}: {name}: {OUT_OF_RANGE}")
         return raw.view(stored.torch).view(info.shape)
 
     def _opened(self, info: TensorInfo) -> int:
@@ -125,18 +146,21 @@ class ShardFiles:
         return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def all_finite(raw: "np.ndarray[Any, np.dtype[np.uint8]]", dtype: str) -> bool:
-    """Whether every value in `raw` [bytes], little-endian BF16, F16 or F32, is finite.
+def all_in_range(raw: "np.ndarray[Any, np.dtype[np.uint8]]", dtype: str) -> bool:
+    """Whether every value in `raw` [bytes] is finite and less than 65,536.
 
-    Read as signed integers, positive infinity and NaN are the largest values; read as unsigned
-    integers, the negative ones are. Two maxima without a copy run at the speed of memory.
+    True for other dtypes than BF16, F16 and F32. Read as signed integers, positive infinity and
+    NaN are the largest values; read as unsigned integers, the negative ones are. Two maxima without
+    a copy run at the speed of memory.
     """
-    infinity, size = _EXPONENT_BITS[dtype], DTYPES[dtype].bytes
+    if (least := _TOO_LARGE.get(dtype)) is None:
+        return True
+    size = DTYPES[dtype].bytes
     sign = 1 << (8 * size - 1)
     for start in range(0, len(raw), _PIECE_BYTES):
         signed = raw[start : start + _PIECE_BYTES].view(f"<i{size}")
         unsigned = signed.view(f"<u{size}")
-        if int(signed.max()) >= infinity or int(unsigned.max()) >= sign + infinity:
+        if int(signed.max()) >= least or int(unsigned.max()) >= sign + least:
             return False
     return True
 

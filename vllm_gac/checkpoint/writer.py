@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import copy_file, write_json
+from vllm_gac.checkpoint.digests import sign_files, unsign_files
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.locate import INDEX_FILE, OTHERS, TOKENIZER, refuse_escape
 from vllm_gac.checkpoint.open import Checkpoint, faults
@@ -52,7 +53,8 @@ def copy_auxiliary_files(source: Path, directory: Path) -> None:
 
 
 def write_index(checkpoint: Checkpoint) -> None:
-    """Check a finished model, also for NaN and infinity, and write the index of its shards."""
+    """Check all of a finished model, and write the index of its shards and digests of its files."""
+    unsign_files(checkpoint.directory)
     for fault in faults(checkpoint, finite=True):
         raise CheckpointError(fault)
     tensors = checkpoint.tensors
@@ -64,6 +66,7 @@ def write_index(checkpoint: Checkpoint) -> None:
             "weight_map": {name: tensors[name].file for name in sorted(tensors)},
         },
     )
+    sign_files(checkpoint.directory)
 
 
 def fingerprint(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Imported(Checkpoint):
 
     def broken_part(self, name: str) -> str:
         names = self.sources[name].names
-        broken = [original for original in names if not self.is_finite(original)]
+        broken = [original for original in names if not self.is_in_range(original)]
         if not names:
             return f"{self.directory}: {name}"
         parts = broken[:1] or names  # if all parts are finite, their product is too large
@@ -102,16 +102,16 @@ class Imported(Checkpoint):
                 if tensor.is_floating_point() and not tensor.isfinite().all():
                     yield f"{self.broken_part(name)}: what they make, {name}, is not finite"
 
-    def reader(self) -> "ImportedReader":
+    def reader(self, any_value: bool = False) -> "ImportedReader":
         """A context manager that reads tensors of the layout by name."""
-        return ImportedReader(self)
+        return ImportedReader(self, any_value)
 
 
 class ImportedReader(TensorReader):
     """Reads the tensors of an imported model's layout."""
 
-    def __init__(self, imported: Imported) -> None:
-        super().__init__(imported.directory, imported.tensors)
+    def __init__(self, imported: Imported, any_value: bool) -> None:
+        super().__init__(imported.directory, imported.tensors, any_value)
         self._imported = imported
 
     def __call__(self, name: str) -> "torch.Tensor":

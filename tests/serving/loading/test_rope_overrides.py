@@ -20,6 +20,7 @@ from vllm_gac.layout.schema import RopeParameters
 from vllm_gac.serving.config.parser import GacConfigParser
 from vllm_gac.serving.hf_layouts import check_overridden, layout_of_hf
 from vllm_gac.serving.loading.rope_overrides import check_rope
+from vllm_gac.steps.verify import verify
 
 WITHOUT_TABLES = [HETEROGENEOUS[0], HETEROGENEOUS[5]]  # a dense layer, and one with latent keys
 
@@ -120,5 +121,6 @@ def test_rope_edited_in_a_compressed_models_config_is_refused(
     if ours:
         with pytest.raises(CheckpointError, match="rope_inv_freq"):
             _loads(tmp_path / "model")
+        assert "rope_inv_freq: has frequencies" in verify(tmp_path / "model").faults[0]
     else:  # other tools may choose any frequencies
         _loads(tmp_path / "model")

@@ -71,6 +71,7 @@ def test_every_format_becomes_a_gac_directory(
         "README.md",
         "chat_template.jinja",
         "config.json",
+        "digests.json",
         "model.safetensors.index.json",
         "tokenizer.json",
     }

@@ -10,14 +10,13 @@ device.
 
 import dataclasses
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from pathlib import Path
 
 import torch
 from torch import nn
 from tqdm import tqdm
-from transformers import PreTrainedConfig
 from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.logger import init_logger
@@ -28,8 +27,8 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from vllm_gac.alignment.zero_padding import padded_tensors
 from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, stored_dtype
-from vllm_gac.checkpoint.open import Checkpoint, TensorReader
-from vllm_gac.checkpoint.tensor_files import all_finite
+from vllm_gac.checkpoint.open import Checkpoint, TensorReader, rope_faults
+from vllm_gac.checkpoint.tensor_files import OUT_OF_RANGE, all_in_range
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.names import LOAD_FORMAT
 from vllm_gac.layout.schema import HfConfig, validate
@@ -40,7 +39,6 @@ from vllm_gac.serving.loading.options import loader_options
 from vllm_gac.serving.loading.parallel_reads import read_in_parallel
 from vllm_gac.serving.loading.preflight import preflight, refused_to_serve
 from vllm_gac.serving.loading.quantized_checkpoint import check_packed
-from vllm_gac.serving.loading.rope_overrides import check_table, chosen_from
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
@@ -95,13 +93,14 @@ class GacModelLoader(DefaultModelLoader):
             quantized checkpoint keeps its own names and shapes.
 
         Raises:
-            CheckpointError: A header does not match the layout, or a tensor is not finite.
+            CheckpointError: A header does not match the layout, or a tensor is not as it was
+                written, or has values out of range.
         """
         checkpoint = self._preflight(model_config)
         if checkpoint is None:
             for name, tensor in super().get_all_weights(model_config, model):
                 if not self._accepts(tensor):
-                    raise _not_finite(f"{model_config.model}: {name}")
+                    raise _out_of_range(f"{model_config.model}: {name}")
                 yield name, tensor
             return
         self.counter_before_loading_weights = time.perf_counter()  # vLLM logs the time since
@@ -111,11 +110,11 @@ class GacModelLoader(DefaultModelLoader):
         other_stages = _prefixes_of_other_stages(model)
         names = [name for name in checkpoint.layout.tensors() if not name.startswith(other_stages)]
         with (
-            checkpoint.reader() as read,
+            checkpoint.reader(any_value=True) as read,
             closing(self._stored_tensors(checkpoint, names, read)) as stored,
         ):
             before = checkpoint.layout
-            tensors = _with_checked_rope(stored, model_config.hf_config)
+            tensors: Iterable[tuple[str, torch.Tensor]] = stored
             if before.low_rank_linears and not padded.low_rank_linears:
                 before, finite_check = before.without_ranks(), self.options.finite_check
                 tensors = merged_tensors(tensors, model_config.dtype, finite_check)
@@ -130,7 +129,7 @@ class GacModelLoader(DefaultModelLoader):
         def checked(name: str) -> torch.Tensor:
             tensor = read(name)
             if not self._accepts(tensor):
-                raise _not_finite(checkpoint.broken_part(name))
+                raise _out_of_range(checkpoint.broken_part(name))
             return tensor
 
         # Embeddings come first: they are the largest, and the end should not wait for them.
@@ -140,12 +139,12 @@ class GacModelLoader(DefaultModelLoader):
             yield from tqdm(tensors, "Loading tensors", len(names), disable=hidden)
 
     def _accepts(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` is finite; True if it is not to be checked."""
+        """Whether the values of `tensor` are in range; True if it is not to be checked."""
         # One-byte floats come from a quantizer, and are not checked.
         dtype = stored_dtype(tensor.dtype)
         if not self.options.finite_check or dtype is None or dtype.name not in WEIGHT_DTYPES:
             return True
-        return all_finite(tensor.contiguous().view(-1).view(torch.uint8).numpy(), dtype.name)
+        return all_in_range(tensor.contiguous().view(-1).view(torch.uint8).numpy(), dtype.name)
 
     def _preflight(self, model_config: ModelConfig) -> Checkpoint | None:
         """The checkpoint, after its headers have been checked.
@@ -154,8 +153,8 @@ class GacModelLoader(DefaultModelLoader):
             None for a quantized checkpoint or a drafter, which vLLM's own loader reads.
 
         Raises:
-            CheckpointError: The headers do not match the layout, or the model is of no
-                known family.
+            CheckpointError: A file is not as it was written, the headers do not match the layout,
+                a RoPE table does not match config.json, or the model is of no known family.
         """
         if fault := refused_to_serve(Path(model_config.model)):
             raise CheckpointError(f"{model_config.model}: {fault}")
@@ -183,19 +182,10 @@ class GacModelLoader(DefaultModelLoader):
             check_packed(Path(folder), layout, hf_config.quantization_config)
             return None  # vLLM reads the quantizer's format
         checkpoint = preflight(Path(folder), layout, hf_config.to_dict())
+        for fault in rope_faults(checkpoint):
+            raise CheckpointError(fault)
         logger.info("All %d tensor headers are as the config says", len(checkpoint.tensors))
         return checkpoint
-
-
-def _with_checked_rope(
-    tensors: Iterable[tuple[str, torch.Tensor]], hf_config: PreTrainedConfig
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """`tensors`, with every RoPE table checked against config.json."""
-    frequencies = chosen_from(hf_config)
-    for name, tensor in tensors:
-        if frequencies is not None and name.endswith(".rope_inv_freq"):
-            check_table(name, tensor, frequencies)
-        yield name, tensor
 
 
 def _is_packed(model_config: ModelConfig) -> bool:
@@ -212,8 +202,8 @@ def _prefixes_of_other_stages(model: nn.Module) -> tuple[str, ...]:
     return tuple(f"{name}." for name, module in modules if isinstance(module, PPMissingLayer))
 
 
-def _not_finite(where: str) -> CheckpointError:
+def _out_of_range(where: str) -> CheckpointError:
     return CheckpointError(
-        f"{where}: contains NaN or infinity; compress again, or serve it as it is with "
+        f"{where}: {OUT_OF_RANGE}; compress again, or serve it as it is with "
         "--model-loader-extra-config '{\"finite_check\": false}'"
     )

@@ -14,14 +14,11 @@ from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate
-from vllm_gac.serving.hf_layouts import stored_layout
 from vllm_gac.serving.loading.original_config import original_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# Relative difference of one frequency, computed on two machines.
-_ROUNDING = 1e-5
 _BESIDE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 _SPELLED_BYTES = 600
 
@@ -65,37 +62,3 @@ def check_rope(hf_config: "PreTrainedConfig") -> None:
 
 def _frequencies(raw: dict[str, Any], layout: ModelLayout) -> torch.Tensor:
     return inverse_frequencies(validate(HfConfig, raw, "--hf-overrides").rope, layout.head_dim)
-
-
-def chosen_from(hf_config: "PreTrainedConfig") -> torch.Tensor | None:
-    """The frequencies of config.json from which vllm-gac chose those of the tables.
-
-    Returns:
-        fp32 [pairs]; None if another tool wrote the tables, which may then hold any frequencies.
-    """
-    raw = hf_config.to_dict()
-    source = (raw.get("gac") or {}).get("source", {})
-    if not str(source.get("tool")).startswith("vllm-gac "):
-        return None
-    rope = validate(HfConfig, raw, "config.json").rope
-    return inverse_frequencies(rope, stored_layout(hf_config).head_dim)
-
-
-def check_table(name: str, table: torch.Tensor, frequencies: torch.Tensor) -> None:
-    """Check that a RoPE table holds frequencies of config.json only.
-
-    Args:
-        name: The table's tensor name, for the error.
-        table: fp32 [key heads or 1, pairs]; padded pairs are 0.
-        frequencies: The frequencies of config.json, fp32 [pairs of the dense model].
-
-    Raises:
-        CheckpointError: The table has another frequency.
-    """
-    chosen = table[table != 0]
-    if ((chosen[:, None] - frequencies).abs().amin(1) > _ROUNDING * chosen).any():
-        raise CheckpointError(
-            f"{name}: has frequencies that RoPE of config.json does not have, so one of them was "
-            "changed after compression; restore config.json, or change RoPE in the dense model's "
-            "and compress again"
-        )
