@@ -12,7 +12,7 @@ from tests.support.dense_models import tokenizer
 from vllm_gac import demo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.families import FAMILIES
-from vllm_gac.texts.tokenizer import ModelTokenizer, sample_ids, tokenizer_fault
+from vllm_gac.texts.tokenizer import ModelTokenizer, keep_tokens, sample_ids, tokenizer_fault
 
 
 def demo_with(directory: Path, tokenizer_class: str | None, **config: Any) -> Path:
@@ -41,6 +41,23 @@ def test_the_tokenizer_is_the_one_of_auto_tokenizer(
     for begins in (True, False):
         ids = found.ids("def put(self): 12345\n", begins=begins).tolist()
         assert ids == expected("def put(self): 12345\n", add_special_tokens=begins)["input_ids"]
+
+
+def test_a_copy_elsewhere_makes_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = Path("deepseek-ai/deepseek-r1-distill-llama-mini")
+    demo_with(source, "LlamaTokenizerFast")
+    copy = demo_with(tmp_path / "copy", "LlamaTokenizerFast")
+    keep_tokens(source, copy)
+    assert sample_ids(copy) == sample_ids(source)
+    wrong = demo_with(tmp_path / "wrong", "LlamaTokenizerFast")  # as vLLM serves the source
+    before = (wrong / "tokenizer_config.json").read_bytes()
+    keep_tokens(wrong, wrong)
+    assert (wrong / "tokenizer_config.json").read_bytes() == before
+    snapshot = tmp_path / "models--deepseek-ai--DeepSeek-R1-Distill-Llama-8B" / "snapshots" / "ab"
+    assert sample_ids(demo_with(snapshot, "LlamaTokenizerFast")) == sample_ids(source)
 
 
 def test_the_tokens_of_a_class_that_is_made_anew_are_told(

@@ -1,4 +1,4 @@
-"""What the steps share that write a compressed model anew: repair and heal."""
+"""What the steps share that write a model: the files beside its shards."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +11,7 @@ from vllm_gac.checkpoint.writer import copy_auxiliary_files
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.texts.tokenizer import keep_tokens
 
 
 def refuse_mixed(source: Checkpoint, step: str) -> None:
@@ -38,7 +39,6 @@ def write_config_and_tokenizer(
         card: The text of the model card.
         directory: Where the shards are.
     """
-    copy_auxiliary_files(source.directory, directory)
     earlier = source.config.gac.source if source.config.gac else {}
     recorded = earlier | base_model(source).recorded()
     if "heal" in done:
@@ -51,5 +51,19 @@ def write_config_and_tokenizer(
         "head_dim": layout.cache_head_dim,
         "gac": layout.section({**recorded, **done}),
     }
+    write_files(source.directory, directory, config, card)
+
+
+def write_files(source: Path, directory: Path, config: Mapping[str, Any], card: str) -> None:
+    """Write what a model has beside its shards, but for its index.
+
+    Args:
+        source: The directory with its tokenizer, generation config, chat template and licence.
+        directory: Where the shards are.
+        config: Its config.json.
+        card: The text of the model card.
+    """
+    copy_auxiliary_files(source, directory)
     write_json(directory / "config.json", config)
     write_text(directory / "README.md", card)
+    keep_tokens(source, directory)

@@ -1,5 +1,7 @@
 """Finding every reason why a model directory should not be served."""
 
+import logging
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sentence
 from vllm_gac.importers.open_any import open_any_format
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,9 @@ def verify(
 ) -> Verification:
     """Find every reason why a model directory should not be served.
 
-    Compares the tensor headers with the layout, and looks for NaN and infinity in all weights.
+    Compares files and tensors with the digests that vllm-gac wrote (digests.json), tensor headers
+    with the layout and RoPE tables with config.json, and looks for values out of range. Serving
+    refuses the same.
 
     Args:
         directory: A model directory in any format that can be served, or its id on the Hub.
@@ -59,4 +65,20 @@ def verify(
         errors = [sentence(fault) for fault in faults(checkpoint, finite=True, progress=progress)]
     except CheckpointError as e:
         return Verification(False, [str(e)], 0, 0)
+    _warn_of_tokens(checkpoint.directory)
     return Verification(not errors, errors, len(checkpoint.tensors), checkpoint.layout.parameters)
+
+
+def _warn_of_tokens(directory: Path) -> None:
+    """Warn if vLLM makes other tokens of text than tokenizer.json says: either may be right."""
+    if not (directory / "tokenizer.json").is_file():
+        return
+    with suppress(ModuleNotFoundError):  # transformers and torch come with vLLM
+        from vllm_gac.texts.tokenizer import tokenizer_fault
+
+        try:
+            fault = tokenizer_fault(directory)
+        except CheckpointError as e:
+            fault = str(e)
+        if fault is not None:
+            logger.warning("%s", fault)

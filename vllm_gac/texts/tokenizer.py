@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from vllm_gac.checkpoint.atomic_files import write_json
+from vllm_gac.checkpoint.hub import cached_id
 from vllm_gac.checkpoint.locate import refuse_escape
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
@@ -122,6 +124,36 @@ def sample_ids(model: Path) -> list[int]:
     return _ids(_loaded(model), _SAMPLE, begins=True)
 
 
+def keep_tokens(source: Path, directory: Path) -> None:
+    """Have vLLM make the tokens for `directory` that it makes for `source`.
+
+    transformers exempts some models from a wrong class, by their path, which the other one lacks.
+
+    Args:
+        source: A model directory.
+        directory: Another one, with its config.json and files of the same tokenizer.
+
+    Raises:
+        CheckpointError: No class of a tokenizer gives these tokens.
+    """
+    if not (source / "tokenizer.json").is_file():
+        return
+    try:
+        expected = sample_ids(source)
+    except (CheckpointError, ModuleNotFoundError):
+        return  # of what is no tokenizer, nothing is to be kept
+    if sample_ids(directory) == expected:
+        return
+    path = directory / "tokenizer_config.json"
+    said = read_json(path) if path.exists() else {}
+    write_json(path, said | {"tokenizer_class": PLAIN[0]})
+    if sample_ids(directory) != expected:
+        raise CheckpointError(
+            f"{source / 'tokenizer_config.json'}: gives tokens that no tokenizer_class gives in "
+            f"another directory; let it name {PLAIN[0]}, and tokenizer.json say all"
+        )
+
+
 def _fault(model: Path, tokenizer: Any) -> str | None:
     from tokenizers import Tokenizer
 
@@ -167,8 +199,11 @@ def _loaded(model: Path) -> Any:
 
             made = PreTrainedTokenizerFast.from_pretrained(str(model), **options)
         else:
-            from transformers import AutoTokenizer
+            from transformers import AutoConfig, AutoTokenizer
 
+            if (known := cached_id(model)) is not None:
+                options["config"] = AutoConfig.from_pretrained(str(model))
+                options["config"].name_or_path = known[0]
             made = AutoTokenizer.from_pretrained(str(model), mistral_format=False, **options)
         made.backend_tokenizer.no_truncation()
         made.backend_tokenizer.no_padding()

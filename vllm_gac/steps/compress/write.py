@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from vllm_gac.checkpoint.atomic_files import write_json, write_text
+from vllm_gac.checkpoint.atomic_files import write_json
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.writer import copy_auxiliary_files
 from vllm_gac.compression.measured import (
     Measured,
     covariances_of,
@@ -31,6 +30,7 @@ from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.steps.compress.refitting import Refitting
 from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.model_card import compressed_card
+from vllm_gac.steps.rewritten import write_files
 from vllm_gac.version import version
 
 
@@ -148,10 +148,8 @@ def _write_auxiliary_files(
     directory: Path,
 ) -> None:
     """Write the tokenizer and other auxiliary files, the plan, the config and the model `card`."""
-    copy_auxiliary_files(checkpoint.directory, directory)
     write_json(directory / "plan.json", plan.model_dump(mode="json"))
-    write_json(directory / "config.json", _config(checkpoint, layout, source))
-    write_text(directory / "README.md", card)
+    write_files(checkpoint.directory, directory, _config(checkpoint, layout, source), card)
 
 
 def _config(

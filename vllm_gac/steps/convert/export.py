@@ -14,18 +14,17 @@ from typing import Any
 
 import torch
 
-from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, quantized
-from vllm_gac.checkpoint.writer import copy_auxiliary_files, fingerprint
+from vllm_gac.checkpoint.writer import fingerprint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.steps.model_card import exported_card
 from vllm_gac.steps.model_run import Output, refuse_broken
-from vllm_gac.steps.rewritten import refuse_mixed
+from vllm_gac.steps.rewritten import refuse_mixed, write_files
 
 # What config.json no longer says.
 _DROPPED = ("gac", "auto_map", "per_layer_config", "block_configs", "torch_dtype")
@@ -176,6 +175,4 @@ def _write(source: Checkpoint, config: dict[str, Any], directory: Path, progress
             description="export",
             progress=progress,
         )
-    copy_auxiliary_files(source.directory, directory)
-    write_json(directory / "config.json", config)
-    write_text(directory / "README.md", exported_card(source))
+    write_files(source.directory, directory, config, exported_card(source))

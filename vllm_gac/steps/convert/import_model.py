@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 
-from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, WeightDtype
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import faults
-from vllm_gac.checkpoint.writer import auxiliary_files, copy_auxiliary_files, size_and_time
+from vllm_gac.checkpoint.writer import auxiliary_files, size_and_time
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Format, Imported
 from vllm_gac.importers.open_any import open_source
@@ -28,6 +27,7 @@ from vllm_gac.layout.families import FAMILIES
 from vllm_gac.steps.convert.request import ImportRequest
 from vllm_gac.steps.model_card import imported_card
 from vllm_gac.steps.model_run import Output
+from vllm_gac.steps.rewritten import write_files
 from vllm_gac.version import version
 
 
@@ -157,34 +157,23 @@ def _cast(model: Imported, name: str, tensor: torch.Tensor, dtype: WeightDtype) 
     """`tensor` in the dtype in which it is stored.
 
     RoPE tables are always fp32; norms and biases stay fp32 if they were. Raises CheckpointError
-    if the result has NaN or infinity.
+    if the result has NaN or infinity: what is stored has neither.
     """
     exact = name.endswith(".rope_inv_freq") or (tensor.ndim == 1 and tensor.dtype == torch.float32)
     stored = tensor.to(torch.float32 if exact else getattr(torch, dtype)).contiguous()
     if not stored.isfinite().all():
-        raise CheckpointError(_not_finite(model, name, dtype))
+        originals = model.sources[name].names
+        where = f"{model.directory / model.tensors[originals[0]].file}: {' and '.join(originals)}"
+        raise CheckpointError(f"{where}: too large for {dtype}; give another --dtype")
     return stored
-
-
-def _not_finite(model: Imported, name: str, dtype: WeightDtype) -> str:
-    """Say that a tensor from which `name` is made is not finite, or that `dtype` is too small."""
-    originals = model.sources[name].names
-    broken = [original for original in originals if not model.is_finite(original)]
-    file = model.directory / model.tensors[(broken or originals)[0]].file
-    if broken:
-        return f"{file}: {broken[0]}: contains NaN or infinity"
-    made = " and ".join(originals)
-    return f"{file}: {made}: too large for {dtype}; give another --dtype"
 
 
 def _write_auxiliary_files(
     model: Imported, dtype: WeightDtype, beside: Path, directory: Path
 ) -> None:
     """Write the tokenizer and other auxiliary files, the config and the model card."""
-    copy_auxiliary_files(beside, directory)
-    config = _config(model, dtype)
-    write_json(directory / "config.json", config)
-    write_text(directory / "README.md", imported_card(model, model.format, _files(model), dtype))
+    card = imported_card(model, model.format, _files(model), dtype)
+    write_files(beside, directory, _config(model, dtype), card)
 
 
 def _config(model: Imported, dtype: WeightDtype) -> dict[str, Any]:
