@@ -107,7 +107,7 @@ WRONG: dict[str, tuple[Callable[[Tensors], object], tuple[str, ...]]] = {
     ),
     "a layer too many": (
         lambda tensors: tensors.update({"model.layers.2.norm.weight": ("BF16", (32,))}),
-        ("model.layers.2.norm.weight", "not part of the model"),
+        ("model.layers.2.norm.weight", "num_hidden_layers", "2"),
     ),
     "a name that clears the screen": (
         lambda tensors: tensors.update({"\x1b[2J\nok": ("BF16", (1,))}),
@@ -128,6 +128,42 @@ def test_a_tensor_that_does_not_fit_the_layout_is_named(case: str, tmp_path: Pat
 def test_a_tensor_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
     write_model(tmp_path, gac_config(), lambda tensors: tensors.pop(name))
     assert f"{name}: missing" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "prefixed",
+    [
+        lambda name: f"_orig_mod.{name}",
+        lambda name: f"base_model.model.{name}",
+        lambda name: name.replace("model.", "model.language_model."),
+        lambda name: name.removeprefix("model."),
+    ],
+)
+def test_names_with_another_prefix_are_one_sentence(
+    prefixed: Callable[[str], str], tmp_path: Path
+) -> None:
+    def change(tensors: Tensors) -> None:
+        renamed = {prefixed(name): info for name, info in tensors.items()}
+        tensors.clear()
+        tensors.update(renamed)
+
+    write_model(tmp_path, config(), change)
+    (said,) = refusal(tmp_path).splitlines()
+    assert prefixed("model.embed_tokens.weight") in said
+
+
+def test_a_head_that_is_missing_or_not_the_embedding_is_told(tmp_path: Path) -> None:
+    head = "lm_head.weight"
+    write_model(tmp_path / "untied", config(), lambda tensors: tensors.pop(head))
+    assert "tie_word_embeddings" in refusal(tmp_path / "untied")
+    for fill, dtype in (({head: b"\1\1"}, "BF16"), ({}, "F32")):
+        directory = write_model(
+            tmp_path / dtype,
+            config(tie_word_embeddings=True),
+            lambda tensors, dtype=dtype: tensors.update({head: (dtype, (64, 32))}),
+            fill=fill,
+        )
+        assert f"model.safetensors: {head}: " in refusal(directory)
 
 
 # ---- what must not be refused ----------------------------------------------------------------

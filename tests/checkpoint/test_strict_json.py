@@ -44,6 +44,12 @@ def test_equal_keys_of_an_inner_object_are_refused(raw: bytes) -> None:
         parse_json(raw, "here")
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity"])
+def test_what_is_no_number_is_named_by_its_key(number: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"here: a\.1\.b: {number}"):
+        parse_json(f'{{"a": [1, {{"b": {number}}}]}}'.encode(), "here")
+
+
 def test_the_error_is_of_the_kind_the_caller_wants(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"plan\.json"):
         read_json(tmp_path / "plan.json", PlanError)

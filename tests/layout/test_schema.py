@@ -133,6 +133,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         config(rope_scaling={"rope_type": "llama3", "factor": 8.0}),
         "high_freq_factor, low_freq_factor, original_max_position_embeddings",
     ),
+    "two types of RoPE": (
+        config(rope_scaling={"type": "linear", "rope_type": "default", "factor": 2.0}),
+        "rope_type",
+    ),
     "partial rotation": (config(partial_rotary_factor=0.5), "partial_rotary_factor"),
     "a tiny theta": (config(rope_theta=1e-300), "rope_theta"),
     "a huge factor": (

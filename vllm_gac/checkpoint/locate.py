@@ -102,6 +102,16 @@ def locate_weights(directory: Path) -> Weights:
         raise CheckpointError(f"{directory}: more than {MAX_SHARDS} shards, the most that are read")
     if not set(files) - {"adapter_model.safetensors"}:
         raise CheckpointError(f"{directory}: {without_weights(directory)}")
+    if listed and (one := f"{index.name.partition('.')[0]}{suffix}") in names and one not in files:
+        raise CheckpointError(
+            f"{directory / one}: is beside {index.name}, which does not list it, and engines "
+            "differ in which of the two they read; remove what is old"
+        )
+    if "adapter_config.json" in names:
+        raise CheckpointError(
+            f"{directory / 'adapter_config.json'}: a LoRA adapter lies beside the model; merge it "
+            "(in PEFT: merge_and_unload, then save_pretrained), or move it away for the base alone"
+        )
     for file in files:
         refuse_escape(directory, directory / file)
     return Weights(directory, tuple(files), index if listed else None, listed)

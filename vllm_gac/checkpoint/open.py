@@ -5,6 +5,7 @@ them (`checkpoint_of`; `faults` compares the tensors with the layout).
 """
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -48,6 +49,7 @@ _QUANTIZERS = {
 }
 
 
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 # Relative difference of one RoPE frequency, computed on two machines.
 _ROUNDING = 1e-5
 
@@ -207,7 +209,8 @@ def quantized(config: Mapping[str, Any], directory: Path) -> str | None:
     by = f" by {known}" if known else ""
     return (
         f"{directory / file}: this model is quantized{by}, and vllm-gac cannot compress or check "
-        "tensors that a quantizer packed; start from the bf16 model that it was made from"
+        "tensors that a quantizer packed; start from the bf16 model that it was made from, or "
+        "remove what says so if the weights were dequantized"
     )
 
 
@@ -237,11 +240,17 @@ def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False)
 def _header_faults(checkpoint: Checkpoint) -> Iterator[str]:
     """The tensors that are missing, of a wrong shape or dtype, or not part of the model."""
     directory, stored, required = checkpoint.directory, checkpoint.tensors, checkpoint.required()
+    if prefixed := _prefixed(checkpoint):
+        yield prefixed
+        return
     common = None if checkpoint.mixed_dtypes else _common_dtype(checkpoint, required)
     for name, shape in required.items():
         info = stored.get(name)
         if info is None:
-            yield f"{directory}: {name}: missing, expected shape {list(shape)}"
+            fault = f"{directory}: {name}: missing, expected shape {list(shape)}"
+            if name == "lm_head.weight":
+                fault += "; if it is the embedding, set tie_word_embeddings to true in config.json"
+            yield fault
             continue
         allowed: tuple[str, ...] = tuple(WEIGHT_DTYPES)
         shapes = [shape]
@@ -255,10 +264,53 @@ def _header_faults(checkpoint: Checkpoint) -> Iterator[str]:
             yield f"{directory / info.file}: {name}: shape {shape_read}, expected {list(shape)}"
         if info.dtype not in allowed:
             expected = " or ".join(allowed)
-            yield f"{directory / info.file}: {name}: dtype {info.dtype}, expected {expected}"
+            yield (
+                f"{directory / info.file}: {name}: dtype {info.dtype}, expected {expected}; cast "
+                "the matrices to one dtype (in torch: model.to), and save the model"
+            )
+    layers = len(checkpoint.layout.layers)
     for name, info in stored.items():
-        if name not in required and not checkpoint.is_unused(name):
-            yield f"{directory / info.file}: {sanitize(name)}: not part of the model"
+        if name in required or checkpoint.is_unused(name):
+            continue
+        fault = f"{directory / info.file}: {sanitize(name)}: not part of the model"
+        if (of_layer := _LAYER.match(name)) and int(of_layer[1]) >= layers:
+            fault += f", as num_hidden_layers in config.json is {layers}"
+        yield fault
+    yield from _other_head(checkpoint)
+
+
+def _prefixed(checkpoint: Checkpoint) -> str | None:
+    """A sentence if all names have another prefix than the model's, or None."""
+    embedding = "model.embed_tokens.weight"
+    if embedding in checkpoint.tensors or embedding not in checkpoint.required():
+        return None
+    for name, info in checkpoint.tensors.items():
+        if name.endswith("embed_tokens.weight"):
+            return (
+                f"{checkpoint.directory / info.file}: {sanitize(name)}: {embedding} is expected; "
+                "names have another prefix, as torch.compile, DDP, PEFT and models with more "
+                "parts give them; save the language model's own state dict with save_pretrained"
+            )
+    return None
+
+
+def _other_head(checkpoint: Checkpoint) -> Iterator[str]:
+    """A sentence if the files have a head that is not the embedding it is tied to.
+
+    vLLM and transformers compare the two, and use a head that differs.
+    """
+    head, embedding = (
+        checkpoint.tensors.get(name) for name in ("lm_head.weight", "model.embed_tokens.weight")
+    )
+    if head is None or embedding is None or not checkpoint.is_unused("lm_head.weight"):
+        return
+    with closing(ShardFiles(checkpoint.directory)) as files:
+        if not files.are_equal(head, embedding):
+            yield (
+                f"{checkpoint.directory / head.file}: lm_head.weight: is not the embedding, "
+                "although config.json says tie_word_embeddings; engines use it: write "
+                '"tie_word_embeddings": false there, or remove it'
+            )
 
 
 def _common_dtype(checkpoint: Checkpoint, names: Mapping[str, Any]) -> str | None:

@@ -3,7 +3,7 @@
 import json
 import math
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from vllm_gac.checkpoint.regular_files import open_untrusted
 from vllm_gac.errors import CheckpointError, GacError
@@ -56,15 +56,18 @@ def parse_json(
             raise error(f"{where}: {literal[:40]} is too large for a number")
         return value
 
-    def no_constant(name: str) -> NoReturn:
-        raise error(f"{where}: {name} is not JSON")
+    constants: list[float] = []
+
+    def constant(name: str) -> float:
+        constants.append(float(name))
+        return constants[-1]
 
     try:
         parsed = json.loads(
             raw.decode("utf-8"),
             object_pairs_hook=unique,
             parse_float=finite,
-            parse_constant=no_constant,
+            parse_constant=constant,
         )
     except GacError:
         raise
@@ -74,6 +77,23 @@ def parse_json(
         raise error(f"{where}: JSON is nested too deeply") from e
     except ValueError as e:
         raise error(f"{where}: not valid JSON ({e})") from e
+    if constants:
+        place, value = sanitize(_place_of(constants[0], parsed)), json.dumps(constants[0])
+        raise error(f"{where}: {place}: {value} is not JSON; write a number or null")
     if not isinstance(parsed, dict):
         raise error(f"{where}: expected a JSON object, got {type(parsed).__name__}")
     return parsed
+
+
+def _place_of(value: float, parsed: Any) -> str:
+    """The keys that lead to the object `value` within a JSON value, joined by dots."""
+    left = [("", parsed)]
+    while left:
+        place, found = left.pop()
+        if found is value:
+            return place or "the value"
+        if isinstance(found, list):
+            found = dict(enumerate(found))
+        if isinstance(found, dict):
+            left += [(f"{place}.{key}".lstrip("."), part) for key, part in found.items()]
+    return "a value"

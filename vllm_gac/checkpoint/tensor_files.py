@@ -90,6 +90,19 @@ class ShardFiles:
             return not_as_written(path, sanitize(name))
         return None if in_range else f"{path}: {sanitize(name)}: {OUT_OF_RANGE}"
 
+    def are_equal(self, one: TensorInfo, other: TensorInfo) -> bool:
+        """Whether two tensors have the same dtype, shape and bytes. Raises as `read_into`."""
+        if (one.dtype, one.shape) != (other.dtype, other.shape) or one.dtype not in DTYPES:
+            return False
+        size = math.prod(one.shape) * DTYPES[one.dtype].bytes
+        mine, theirs = (np.empty(min(size, _PIECE_BYTES), np.uint8) for _ in range(2))
+        for offset in range(0, size, _PIECE_BYTES):
+            self.read_into(one, mine[: size - offset].data, offset)
+            self.read_into(other, theirs[: size - offset].data, offset)
+            if not np.array_equal(mine[: size - offset], theirs[: size - offset]):
+                return False
+        return True
+
     def _pieces(self, info: TensorInfo) -> "Iterator[np.ndarray[Any, np.dtype[np.uint8]]]":
         """The bytes of a tensor in pieces; none if nothing can be wrong in them."""
         if (info.crc32 is None and info.dtype not in _TOO_LARGE) or info.dtype not in DTYPES:

@@ -328,8 +328,12 @@ def _rope(config: dict[str, Any]) -> Any:
         given = {k: v for k, v in raw.items() if v is not None}
         if any(isinstance(v, dict) for v in given.values()):
             raise ValueError("RoPE parameters by layer type are not supported")
-        if "type" in given:  # the oldest spelling of rope_type
-            given.setdefault("rope_type", given["type"])
+        oldest = given.get("type")  # of rope_type
+        if oldest is not None and given.setdefault("rope_type", oldest) != oldest:
+            raise ValueError(
+                f"{spelling}: rope_type is {given['rope_type']!r}, its old spelling type "
+                f"{oldest!r}; let them agree"
+            )
         refuse_unserved_rope(given)
         _agree(rope, given, f"their old spelling {spelling}")
     beside = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")

@@ -93,6 +93,8 @@ def import_model(
     output.check()
     model = open_source(source, base)
     if not isinstance(model, Imported):
+        for fault in faults(model):
+            raise CheckpointError(fault)
         what = "compressed already" if model.config.gac else "a dense model"
         raise CheckpointError(f"{source}: {what}: nothing to convert, it is served as it is")
     if model.format == "dense" and (family := FAMILIES[model.config.model_type]).fused:
