@@ -92,7 +92,7 @@ def main() -> None:
     cases = list(_latent(dtype) if options.keys == "latent" else _rotary(dtype))
     with compiling_on_all_cores():
         for case in cases:
-            case.tensors(only_compiled=True).own(only_compile=True)
+            case.tensors(only_compiled=True).gac(only_compile=True)
     warm_up()
     bandwidth = copy_bandwidth()
     rows: list[list[Cell]] = []
@@ -130,8 +130,8 @@ def _measured(case: Case, bandwidth: float, stock: bool) -> dict[str, float]:
     batch = case.tensors()
     times = {
         "reading": batch.bytes / bandwidth / 1e6,
-        "error": batch.own_error(),
-        "ours": microseconds(batch.own, batch.calls),
+        "error": batch.gac_error(),
+        "ours": microseconds(batch.gac, batch.calls),
     }
     if stock:
         from benchmarks.kernels.stock_attention import stock_kernels

@@ -22,10 +22,10 @@ class FakeBatch:
     def __init__(self, case: decode.Case) -> None:
         self.microseconds = 20.0 if case.latents else 10.0
 
-    def own(self, only_compile: bool = False) -> float:
+    def gac(self, only_compile: bool = False) -> float:
         return self.microseconds
 
-    def own_error(self) -> float:
+    def gac_error(self) -> float:
         return 0.002
 
 

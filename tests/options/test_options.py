@@ -13,8 +13,12 @@ from vllm_gac.options import Option, option, record_of, refuse_unexpected
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    tokens: Any = field(default=None, metadata=option("--most-tokens", "", kind="count", most=100))
-    rate: Any = field(default=0.5, metadata=option("--rate", "", kind="number", least=0, most=1))
+    tokens: Any = field(
+        default=None, metadata=option("--most-tokens", "", kind="count", maximum=100)
+    )
+    rate: Any = field(
+        default=0.5, metadata=option("--rate", "", kind="number", minimum=0, maximum=1)
+    )
     exact: Any = field(default=False, metadata=option("--exact", "", kind="switch"))
     methods: Any = field(
         default=("a",), metadata=option("--method", "", kind="names", choices="ab")

@@ -66,11 +66,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     class Batch:
         calls = 5
 
-        def own(self) -> None:
+        def gac(self) -> None:
             pass
 
         def stock(self) -> Callable[[], None]:
-            return self.own
+            return self.gac
 
     def prefill_times(plan: prefill.PrefillPlan) -> list[PrefillTime]:
         return [

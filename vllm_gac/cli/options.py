@@ -77,7 +77,7 @@ def add_options(request: type, groups: Mapping[str, Section], hidden: Collection
             values = {"action": "store_const", "const": True}
         elif option.kind != "text":
             parse, metavar = _KINDS[option.kind]
-            if option.kind == "count" and not option.least:
+            if option.kind == "count" and not option.minimum:
                 parse = count
             values = {"type": parse, "metavar": option.metavar or metavar}
         elif option.choices is None:

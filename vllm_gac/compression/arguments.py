@@ -11,11 +11,11 @@ from vllm_gac.errors.sanitize import sanitize
 _MAX_COUNT = 10**15
 
 
-def check_count(flag: str, value: Any, least: int) -> None:
-    """Raise CheckpointError unless `value` is None or a whole number from `least` on."""
+def check_count(flag: str, value: Any, minimum: int) -> None:
+    """Raise CheckpointError unless `value` is None or a whole number from `minimum` on."""
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MAX_COUNT:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _MAX_COUNT:
         raise CheckpointError(
-            f"{flag} {sanitize(repr(value))}: expected a whole number, {least} or more"
+            f"{flag} {sanitize(repr(value))}: expected a whole number, {minimum} or more"
         )

@@ -244,7 +244,7 @@ def read_errors(path: Path, layout: ModelLayout, measured: Measured) -> list[dic
     """
     names = [c.name for c in measured.compressors(layout)]
     return [
-        {name: _read(path, f"layers.{index}.errors.{name}", least=0.0) for name in names}
+        {name: _read(path, f"layers.{index}.errors.{name}", minimum=0.0) for name in names}
         for index in range(len(layout.layers))
     ]
 
@@ -267,16 +267,16 @@ def read_whole(path: Path, measured: Measured) -> Floats:
     There are no sequences if that was not measured. `measured` is from `check_stats`. Raises
     CheckpointError if one is not finite and at least 0.
     """
-    return _read(path, WHOLE, least=0.0) if measured.held_tokens else np.zeros((0, 0), np.float32)
+    return _read(path, WHOLE, minimum=0.0) if measured.held_tokens else np.zeros((0, 0), np.float32)
 
 
-def _read(path: Path, name: str, least: float | None = None) -> Floats:
+def _read(path: Path, name: str, minimum: float | None = None) -> Floats:
     with _opened(path, "np") as file:
         measured: Floats = file.get_tensor(name)
     if not np.isfinite(measured).all():
         raise CheckpointError(f"{path}: {name}: contains NaN or infinity; calibrate again")
-    if least is not None and measured.size and measured.min() < least:
-        raise CheckpointError(f"{path}: {name}: less than {least}; calibrate again")
+    if minimum is not None and measured.size and measured.min() < minimum:
+        raise CheckpointError(f"{path}: {name}: less than {minimum}; calibrate again")
     return measured
 
 

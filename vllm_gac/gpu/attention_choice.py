@@ -60,7 +60,7 @@ def select(
     heads: CacheGeometry,
     gpu: Gpu,
     profile: GpuProfile | None,
-    own: bool = False,
+    gac_only: bool = False,
     cache: Dtype = "bf16",
 ) -> Kernels | None:
     """The fastest kernels for a layer.
@@ -69,7 +69,7 @@ def select(
         heads: the layer's heads and their sizes.
         gpu: the machine.
         profile: times of that GPU, or None if it was not measured.
-        own: whether the backend must be ours.
+        gac_only: whether the backend must be ours.
         cache: the type of the KV cache. Our prefill reads an FP8 cache from gathered rows only.
 
     Returns:
@@ -77,7 +77,7 @@ def select(
     """
     gathers = cache == "fp8"
     prefill, measured = _prefill_kernel(heads, gpu, profile, gathers)
-    if not own and stock_takes(heads) and gpu.capability >= (8, 0):
+    if not gac_only and stock_takes(heads) and gpu.capability >= (8, 0):
         by_times = None if profile is None else _faster(heads, prefill, profile, gathers)
         own_sizes = _STOCK_SIZES.get(gpu.capability[0], _STOCK_SIZES[9])
         if heads.key_size in own_sizes if by_times is None else by_times == STOCK:

@@ -59,7 +59,7 @@ class Processes:
             yield
         except GacError as e:
             refusal = e
-        refused = self.least(self.rank if refusal else self.count)
+        refused = self.minimum(self.rank if refusal else self.count)
         if refusal is not None and refused == self.rank:
             raise refusal
         if refused < self.count:
@@ -69,7 +69,7 @@ class Processes:
         """What `number` is on rank 0."""
         return int(self._all_reduce(number if self.is_first else 0, dist.ReduceOp.SUM))
 
-    def least(self, number: float) -> float:
+    def minimum(self, number: float) -> float:
         """The least `number` of any process."""
         return self._all_reduce(number, dist.ReduceOp.MIN)
 

@@ -17,7 +17,7 @@ def round_up(number: int, multiple: int) -> int:
     return ceil_div(number, multiple) * multiple
 
 
-def evenly_spread(rising: Sequence[int], most: int) -> list[int]:
-    """Pick at most `most` of the dims, evenly spread. The last dim is always among them."""
-    count = min(len(rising), most)
+def evenly_spread(rising: Sequence[int], max_count: int) -> list[int]:
+    """Pick at most `max_count` of the dims, evenly spread. The last dim is always among them."""
+    count = min(len(rising), max_count)
     return [rising[(i + 1) * len(rising) // count - 1] for i in range(count)]

@@ -38,8 +38,8 @@ class Option:
     help: str
     kind: Kind = "text"
     choices: Collection[str | int] | None = None
-    least: float = 1
-    most: float = 10**15
+    minimum: float = 1
+    maximum: float = 10**15
     metavar: str | None = None
     group: str = ""
 
@@ -51,12 +51,12 @@ class Option:
                 return "a number above 0 and at most 1"
             case "loss" if not 0 < number < 1:
                 return "a share above 0 and below 1: 1 % is 0.01"
-            case "count" if not isinstance(value, Integral) or not number >= self.least:
-                return f"an integer of at least {self.least}"
-            case "count" if number > self.most:
-                return f"{self.most:,} at most"
-            case "number" if not self.least <= number <= self.most:
-                return f"a number from {self.least:g} to {self.most:g}"
+            case "count" if not isinstance(value, Integral) or not number >= self.minimum:
+                return f"an integer of at least {self.minimum}"
+            case "count" if number > self.maximum:
+                return f"{self.maximum:,} at most"
+            case "number" if not self.minimum <= number <= self.maximum:
+                return f"a number from {self.minimum:g} to {self.maximum:g}"
             case "microseconds" if not 0 < number < math.inf:
                 return "a number above 0"
             case "names" if isinstance(value, str) or not value or not self._are_known(value):

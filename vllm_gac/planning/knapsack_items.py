@@ -55,10 +55,10 @@ class PartCandidates(Candidates):
 
     def losses(self, curves: Mapping[str, Curve]) -> Curve:
         """The loss of every candidate [candidates] by a layer's curves, in nats per token."""
-        found: Curve = np.zeros(len(self.layers))
+        losses: Curve = np.zeros(len(self.layers))
         for name, dims in self.curve_dims.items():
-            found += np.where(dims < 0, 0.0, curves[name][dims])
-        return found
+            losses += np.where(dims < 0, 0.0, curves[name][dims])
+        return losses
 
     @property
     def name(self) -> str:
@@ -72,8 +72,8 @@ class PartCandidates(Candidates):
 
     def put(self, layer: LayerLayout, chosen: LayerLayout) -> LayerLayout:
         """`layer` with this part of the candidate `chosen`."""
-        own: dict[str, Any] = {name: getattr(chosen, name) for name in self.fields}
-        return replace(layer, **own, ranks=MappingProxyType({**layer.ranks, **chosen.ranks}))
+        fields: dict[str, Any] = {name: getattr(chosen, name) for name in self.fields}
+        return replace(layer, **fields, ranks=MappingProxyType({**layer.ranks, **chosen.ranks}))
 
 
 def part_candidates(
@@ -118,12 +118,12 @@ def _curve_dims(dense: ModelLayout, part: Candidates) -> dict[str, Ints]:
     """The dims of each curve, of the methods that change a field of the part or ranks."""
     fields = {*part.fields, "ranks"}
     methods = [method for method in methods_of(METHODS) if fields & {*method.fields}]
-    found: dict[str, Ints] = {}
+    dims_by_curve: dict[str, Ints] = {}
     for number, layer in enumerate(part.layers):
         for method in methods:
             for name, dim in method.curve_dims(dense, layer):
-                found.setdefault(name, np.full(len(part.layers), -1))[number] = dim
-    return found
+                dims_by_curve.setdefault(name, np.full(len(part.layers), -1))[number] = dim
+    return dims_by_curve
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +214,8 @@ def _costs(
     columns.append([layer.kv_elements if attends else 0 for layer in layers])
     if weigh is not None:
         of_attention = (prefix if isinstance(prefix, str) else prefix[0]).startswith("self_attn.")
-        whole = weigh(of_attention, dense.layers[0])
-        columns.append([round(weigh(of_attention, layer) - whole) for layer in layers])
+        dense_weight = weigh(of_attention, dense.layers[0])
+        columns.append([round(weigh(of_attention, layer) - dense_weight) for layer in layers])
     return np.array(columns, dtype=np.int64).T
 
 
@@ -262,9 +262,9 @@ def within_window(
 
 
 def _kept_shares(dense: ModelLayout, layer: LayerLayout, prefix: Prefix) -> list[float]:
-    own = dense.layers[0]
-    shares = [part_parameters(dense, layer, prefix) / part_parameters(dense, own, prefix)]
+    dense_layer = dense.layers[0]
+    shares = [part_parameters(dense, layer, prefix) / part_parameters(dense, dense_layer, prefix)]
     if prefix == "self_attn.":
-        for one, other in ((layer.key, own.key), (layer.value, own.value)):
+        for one, other in ((layer.key, dense_layer.key), (layer.value, dense_layer.value)):
             shares.append(one.heads * one.size / (other.heads * other.size))
     return shares

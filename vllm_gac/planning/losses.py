@@ -56,9 +56,9 @@ def read_losses(path: Path, dense: ModelLayout, measured: Measured) -> Losses:
         for layer in read_errors(path, dense, measured)
     ]
     tried = probes(dense, measured.methods)
-    found = read_probes(path, dense, measured).astype(np.float64)
-    scales = _scales(found, read_whole(path, measured))
-    return measured_losses(dense, tried, errors, found.mean(2) * scales)
+    probed = read_probes(path, dense, measured).astype(np.float64)
+    scales = _scales(probed, read_whole(path, measured))
+    return measured_losses(dense, tried, errors, probed.mean(2) * scales)
 
 
 def loss_by_sequence(
@@ -76,11 +76,13 @@ def loss_by_sequence(
     probed = read_probes(path, dense, measured).astype(np.float64)
     shares = probed / np.maximum(probed.mean(2, keepdims=True), _MIN_LOSS)
     components = [probe.component for probe in probes(dense, measured.methods)]
-    found = np.zeros(shares.shape[2])
+    by_sequence = np.zeros(shares.shape[2])
     for index, layer in enumerate(layers):
         for name, dim in _dims(dense, layer, of[index]):
-            found += of[index][name][dim] * shares[index, components.index(component_of(name))]
-    return found
+            by_sequence += (
+                of[index][name][dim] * shares[index, components.index(component_of(name))]
+            )
+    return by_sequence
 
 
 def with_fp8_cache(losses: Losses) -> Losses:
@@ -110,17 +112,17 @@ def _dims(
                 yield name, dim
 
 
-def _scales(probed: NDArray[np.float64], whole: NDArray[np.float32]) -> NDArray[np.float64]:
+def _scales(probed: NDArray[np.float64], whole_model: NDArray[np.float32]) -> NDArray[np.float64]:
     """[probes] what the whole model of a probe loses, over the sum of the probes of its layers.
 
     Args:
         probed: [layers, probes, sequences].
-        whole: [probes, sequences], of some of the sequences; there may be none.
+        whole_model: [probes, sequences], of some of the sequences; there may be none.
     """
-    if not whole.size:
+    if not whole_model.size:
         return np.ones(probed.shape[1])
     expected = probed[:, :, whole_sequences(probed.shape[2])].mean(2).sum(0)
-    scales: NDArray[np.float64] = whole.mean(1) / np.maximum(expected, _MIN_LOSS)
+    scales: NDArray[np.float64] = whole_model.mean(1) / np.maximum(expected, _MIN_LOSS)
     return np.clip(scales, 1 / _MAX_SCALE, _MAX_SCALE)
 
 

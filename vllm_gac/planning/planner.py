@@ -116,19 +116,19 @@ def measured_plan(
         problems, notes = Problems(model, other.layout.layers), notes | other.notes
     fp8 = request.types.cache == "fp8"
     served = with_fp8_cache(losses) if fp8 else losses
-    found = best_plan(model, served, request, notes, problems=problems)
-    layers = planned_layout(model, found).layers
+    best = best_plan(model, served, request, notes, problems=problems)
+    layers = planned_layout(model, best).layers
     if fp8:  # what is expected is what evaluation measures, without a quantized cache
         lost = loss_of(model.layout, layers, losses)
         rounding = {"fp8_keys_loss": round(loss_of(model.layout, layers, served) - lost, 6)}
-        found = found.model_copy(
-            update={"expected_loss": round(lost, 6), "notes": found.notes | rounding}
+        best = best.model_copy(
+            update={"expected_loss": round(lost, 6), "notes": best.notes | rounding}
         )
     each = loss_by_sequence(stats, model.layout, measured, layers, losses)
     if (ends := interval(each)) is None:
-        return found
+        return best
     about = {"expected_interval": [round(end, 6) for end in ends]}
-    return found.model_copy(update={"notes": found.notes | about})
+    return best.model_copy(update={"notes": best.notes | about})
 
 
 def prior_plan(model: Checkpoint, request: PlanRequest, other: OtherPlan | None = None) -> Plan:
@@ -146,13 +146,13 @@ def prior_plan(model: Checkpoint, request: PlanRequest, other: OtherPlan | None 
     if other is not None:
         problems, notes = Problems(model, other.layout.layers), {"losses": "implied"} | other.notes
         losses = implied_losses(other, request.methods)
-        found = best_plan(model, losses, request, notes, problems)
-        return found.model_copy(update={"expected_loss": None})
+        best = best_plan(model, losses, request, notes, problems)
+        return best.model_copy(update={"expected_loss": None})
     losses = prior_losses(model.layout, request.methods)
-    found = best_plan(model, losses, request, {"losses": "prior"})
+    best = best_plan(model, losses, request, {"losses": "prior"})
     # The field expected_loss is only for losses that were measured on this model.
-    notes = found.notes | {"expected_loss": found.expected_loss}
-    return found.model_copy(update={"expected_loss": None, "notes": notes})
+    notes = best.notes | {"expected_loss": best.expected_loss}
+    return best.model_copy(update={"expected_loss": None, "notes": notes})
 
 
 def best_plan(
@@ -175,9 +175,9 @@ def best_plan(
         PlanError: If no plan fits. The message gives the smallest feasible value of the option.
     """
     problems = problems or Problems(model)
-    problem, found, about = _no_slower_solution(request, model, losses, problems)
-    layout = replace(model.layout, layers=tuple(found.layers))
-    time, about_time = _time_budget(request, problem, found.layers, model.layout)
+    problem, solution, about = _no_slower_solution(request, model, losses, problems)
+    layout = replace(model.layout, layers=tuple(solution.layers))
+    time, about_time = _time_budget(request, problem, solution.layers, model.layout)
     return Plan(
         version=1,
         tool_version=version(),
@@ -189,16 +189,16 @@ def best_plan(
         parameters=problem.parameters.model_copy(update={"used": layout.parameters}),
         kv_elements=problem.kv_elements.model_copy(update={"used": layout.kv_elements}),
         nanoseconds=time,
-        expected_loss=round(found.loss, 6),
-        layers=[LayerSection.model_validate(layer.section()) for layer in found.layers],
+        expected_loss=round(solution.loss, 6),
+        layers=[LayerSection.model_validate(layer.section()) for layer in solution.layers],
         notes={
             "planner": "knapsack",
-            "gap": found.gap,
-            "limited_by": found.limited_by,
+            "gap": solution.gap,
+            "limited_by": solution.limited_by,
             "types": asdict(request.types),
         }
         | about_time
-        | _about_loss(request, problem, found.layers, model.layout)
+        | _about_loss(request, problem, solution.layers, model.layout)
         | ({"times": about} if about else {})
         | dict(notes or {}),
     )
@@ -231,14 +231,14 @@ def _no_slower_solution(
     Returns:
         The problem, its solution, and what is to be known about predicted times.
     """
-    problem, found = _best_solution(request, model, losses, problems)
+    problem, solution = _best_solution(request, model, losses, problems)
     if problem.deployment is None:
-        return problem, found, []
+        return problem, solution, []
     about = request.about_times(problem.deployment.profile)
     dense = problem.deployment.dense_microseconds(model.layout)
-    time = problem.deployment.nanoseconds(model.layout, found.layers) / 1000
+    time = problem.deployment.nanoseconds(model.layout, solution.layers) / 1000
     if time <= dense:
-        return problem, found, about
+        return problem, solution, about
     slower = f"{time:,.0f} us a step, {time / dense:.2f} times the dense model's {dense:,.0f}"
     if not request.weighs_time and request.max_loss is None:
         with suppress(PlanError):
@@ -246,11 +246,12 @@ def _no_slower_solution(
             limited, faster = _best_solution(as_dense, model, losses, problems)
             said = (
                 "the dense model's time was taken as a limit: without one, a plan would lose "
-                f"{found.loss:.4f} nats per token instead of {faster.loss:.4f}, and take {slower}"
+                f"{solution.loss:.4f} nats per token instead of {faster.loss:.4f}, and take "
+                f"{slower}"
             )
             return limited, faster, [said, *about]
         slower += "; no plan within these budgets was found that is not slower"
-    return problem, found, [f"slower than the dense model: {slower}", *about]
+    return problem, solution, [f"slower than the dense model: {slower}", *about]
 
 
 def _best_solution(
@@ -265,7 +266,7 @@ def _best_solution(
     would be too many. With fewer methods there are more.
     """
     problem = problems.of(request)
-    found = [(problem, problem.solve(losses))]
+    solutions = [(problem, problem.solve(losses))]
     methods = {name: method for name in request.methods for method in methods_of([name])}
     if problems.near is None and any(method.refines for method in methods.values()):
         always = [n for n, method in methods.items() if method.refines or method.is_needed(request)]
@@ -273,11 +274,11 @@ def _best_solution(
         for kept in chain.from_iterable(combinations(others, n) for n in range(len(others))):
             with suppress(PlanError):  # fewer methods may not fit the budgets
                 fewer = problems.of(replace(request, methods=(*kept, *always)))
-                found.append((fewer, fewer.solve(losses)))
+                solutions.append((fewer, fewer.solve(losses)))
     if request.max_loss is None:
-        return min(found, key=lambda one: one[1].loss)
+        return min(solutions, key=lambda one: one[1].loss)
 
-    return min(found, key=lambda one: (one[0].minimized(one[1].layers), one[1].loss))
+    return min(solutions, key=lambda one: (one[0].minimized(one[1].layers), one[1].loss))
 
 
 def _time_budget(

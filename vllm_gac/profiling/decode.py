@@ -190,7 +190,7 @@ def stock_plans(plans: Iterable[DecodePlan]) -> list[DecodePlan]:
 
 def measure_decode(plans: Iterable[DecodePlan], tick: Callable[[], object]) -> list[DecodeTime]:
     """Times of `plans`, except those that the GPU is too small for. `tick` is called after each."""
-    return _measured(plans, GAC, lambda batch: batch.own, tick)
+    return _measured(plans, GAC, lambda batch: batch.gac, tick)
 
 
 def measure_stock_decode(
@@ -238,6 +238,6 @@ def _entry(plan: DecodePlan, kernel: str, time: float) -> DecodeTime:
 def _compile(tasks: "Queue[DecodePlan | None]", done: "Queue[None]") -> None:
     for plan in iter(tasks.get, None):
         with suppress(*_TOO_SMALL):
-            plan.decode_batch(only_compiled=True).own()
+            plan.decode_batch(only_compiled=True).gac()
             torch.cuda.synchronize()
         done.put(None)

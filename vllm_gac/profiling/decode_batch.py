@@ -74,11 +74,11 @@ class DecodeBatch:
         """The block table of the copy of the cache whose turn it is."""
         return next(self._tables)
 
-    def own(self, only_compile: bool = False) -> None:
+    def gac(self, only_compile: bool = False) -> None:
         """Decode with our kernel, or only compile it."""
-        self._own(self.next_table(), only_compile)
+        self._gac(self.next_table(), only_compile)
 
-    def _own(self, table: torch.Tensor, only_compile: bool = False) -> None:
+    def _gac(self, table: torch.Tensor, only_compile: bool = False) -> None:
         decode_attention(
             self.query,
             self.cache,
@@ -109,11 +109,11 @@ class DecodeBatch:
             self.output,
         )
 
-    def own_error(self) -> float:
+    def gac_error(self) -> float:
         """Relative error of our kernel on the first two sequences, against fp32."""
         table = self.next_table()
         self.output.fill_(float("nan"))
-        self._own(table)
+        self._gac(table)
         few = min(2, self.seq_lens.shape[0])
         expected = torch.zeros(self.output[:few].shape, device=DEVICE)
         paged_attention(

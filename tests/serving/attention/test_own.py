@@ -42,7 +42,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_who_asks_for_it_gets_it_for_heads_that_vllm_serves_as_well() -> None:
     assert layer.attention_kernels(PLAIN).backend == "stock"
-    assert layer.attention_kernels(PLAIN, own=True) == Kernels("gac", "gac", "FA3", False)
+    assert layer.attention_kernels(PLAIN, gac_only=True) == Kernels("gac", "gac", "FA3", False)
 
 
 @pytest.mark.usefixtures("gpu")

@@ -38,7 +38,7 @@ class MeasuredLayer:
     weights: Mapping[str, torch.Tensor]
     covariances: Mapping[str, torch.Tensor]
     inv_freq: torch.Tensor
-    found: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
+    cache: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
 
 
 class Compressor(Protocol):

@@ -74,10 +74,10 @@ class LowRank(Method):
 
     def prior(self, dense: ModelLayout) -> dict[str, Curve]:
         """By rank. A rank that saves no parameters loses nothing."""
-        curves, whole = {}, dense.layers[0]
+        curves, dense_layer = {}, dense.layers[0]
         for linear in LINEARS:
-            ranks = np.arange(min(dense.linear_shape(whole, linear)) + 1)
-            kept = np.minimum(ranks / breakeven_rank(dense, whole, linear), 1.0)
+            ranks = np.arange(min(dense.linear_shape(dense_layer, linear)) + 1)
+            kept = np.minimum(ranks / breakeven_rank(dense, dense_layer, linear), 1.0)
             factor = _PRIOR[linear.split(".")[0]]
             curves[f"rank.{linear}"] = factor * curve_through(WIDTHS, kept)
         return curves
@@ -89,22 +89,24 @@ class LowRank(Method):
         narrower or factorized. Otherwise every linear is a part of its own; under a budget of time,
         the linear layers of one input are one part, because they are computed together.
         """
-        found, left, whole = [], list(LINEARS), choices.dense.layers[0]
+        parts_of_layer, left, dense_layer = [], list(LINEARS), choices.dense.layers[0]
         for part in parts:
-            own = [name for name in left if name.startswith(part.prefix)]
+            linears = [name for name in left if name.startswith(part.prefix)]
             if part.prefix == "mlp.":
-                layers = [*part.layers, *_combined(choices, own, _MAX_RANKS[3])]
+                layers = [*part.layers, *_combined(choices, linears, _MAX_RANKS[3])]
             else:
-                layers = [small for a in part.layers for small in _at_shares(choices, a, own)]
-            found.append(replace(part, layers=layers))
-            left = [name for name in left if name not in own]
+                layers = [small for a in part.layers for small in _at_shares(choices, a, linears)]
+            parts_of_layer.append(replace(part, layers=layers))
+            left = [name for name in left if name not in linears]
         for group in choices.together:
             names = tuple(name for name in group if name in left)
             if names:
                 alone = choices.every_rank and len(names) == 1
                 limit = choices.dense.hidden_size if alone else _MAX_RANKS[len(names)]
-                found.append(Candidates(names, [whole, *_combined(choices, names, limit)]))
-        return found
+                parts_of_layer.append(
+                    Candidates(names, [dense_layer, *_combined(choices, names, limit)])
+                )
+        return parts_of_layer
 
     def check(self, dense: ModelLayout, layer: LayerLayout, where: str) -> None:
         """The full rank at most."""
@@ -115,10 +117,10 @@ class LowRank(Method):
 
     def dim_values(self, dense: ModelLayout, layer: LayerLayout) -> Iterator[DimValue]:
         """Of a rank."""
-        whole = dense.layers[0]
+        dense_layer = dense.layers[0]
         for linear in LINEARS:
-            full, name = breakeven_rank(dense, whole, linear), f"rank.{linear}"
-            cost = sum(dense.linear_shape(whole, linear))
+            full, name = breakeven_rank(dense, dense_layer, linear), f"rank.{linear}"
+            cost = sum(dense.linear_shape(dense_layer, linear))
             yield DimValue((name,), cost, name, layer.ranks.get(linear, full), full)
 
 
@@ -129,9 +131,9 @@ def with_ranks(layer: LayerLayout, ranks: Mapping[str, int]) -> LayerLayout:
 
 def ranks_below_breakeven(choices: Choices, layer: LayerLayout, linear: str) -> list[int]:
     """The allowed ranks, in rising order, whose factors have fewer parameters than the linear."""
-    whole = breakeven_rank(choices.dense, layer, linear)
+    breakeven = breakeven_rank(choices.dense, layer, linear)
     full = min(choices.dense.linear_shape(layer, linear))
-    return [rank for rank in choices.up_to(full, "rank") if rank < whole]
+    return [rank for rank in choices.up_to(full, "rank") if rank < breakeven]
 
 
 def _combined(choices: Choices, linears: Sequence[str], limit: int) -> list[LayerLayout]:
@@ -155,7 +157,7 @@ def _at_shares(
     """The layer with attention whole, and with linear layers factorized to each of `_SHARES`."""
     if not linears:
         return [attention]
-    found: dict[tuple[tuple[str, int], ...], LayerLayout] = {(): attention}
+    by_ranks: dict[tuple[tuple[str, int], ...], LayerLayout] = {(): attention}
     paying = {name: ranks_below_breakeven(choices, attention, name) for name in linears}
     for share in _SHARES:
         ranks = {}
@@ -163,8 +165,8 @@ def _at_shares(
             limit = breakeven_rank(choices.dense, attention, name, share)
             if fitting := [rank for rank in paying[name] if rank <= limit]:
                 ranks[name] = fitting[-1]
-        found[tuple(ranks.items())] = with_ranks(attention, ranks)
-    return list(found.values())
+        by_ranks[tuple(ranks.items())] = with_ranks(attention, ranks)
+    return list(by_ranks.values())
 
 
 class Factors:
@@ -197,16 +199,16 @@ class Factors:
         if (bias := smaller.pop(f"{self.linear}.bias", None)) is not None:
             smaller[f"{self.linear}.B.bias"] = bias
         changed = replace(layer, weights=smaller)
-        changed.found.update(layer.found)  # the other linear layers are as they were
+        changed.cache.update(layer.cache)  # the other linear layers are as they were
         return changed
 
     def _factors(self, layer: MeasuredLayer) -> Factorization:
-        found: Factorization | None = layer.found.get(self.name)
-        if found is None:
+        factors: Factorization | None = layer.cache.get(self.name)
+        if factors is None:
             weight = layer.weights[f"{self.linear}.weight"]
-            found = factorize(weight, input_covariance(layer, self.linear), **self._metric(layer))
-            layer.found[self.name] = found
-        return found
+            factors = factorize(weight, input_covariance(layer, self.linear), **self._metric(layer))
+            layer.cache[self.name] = factors
+        return factors
 
     def _metric(self, layer: MeasuredLayer) -> dict[str, torch.Tensor]:
         """The metric of the linear's output, as the argument of `factorize` that it is.

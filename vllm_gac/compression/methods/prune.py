@@ -122,12 +122,12 @@ class Channels:
 
     def _order(self, layer: MeasuredLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """`prune_order` for `count` channels or more: fewer of them are its first ones."""
-        found: tuple[torch.Tensor, torch.Tensor] | None = layer.found.get(self.name)
-        if found is None or len(found[0]) < count:
+        order: tuple[torch.Tensor, torch.Tensor] | None = layer.cache.get(self.name)
+        if order is None or len(order[0]) < count:
             down = layer.weights["mlp.down_proj.weight"]
-            found = prune_order(down, layer.covariances["mlp.down_proj"], count)
-            layer.found[self.name] = found
-        return found
+            order = prune_order(down, layer.covariances["mlp.down_proj"], count)
+            layer.cache[self.name] = order
+        return order
 
 
 def prune_order(

@@ -68,9 +68,9 @@ def expand_o_proj(
 
     [hidden, query_heads * D] -> [hidden, query_heads * group * D], zero for the other value heads.
     """
-    own = own_columns(output.shape[1] // head_dim, value_heads, head_dim, group)
+    columns = own_columns(output.shape[1] // head_dim, value_heads, head_dim, group)
     spread = output.new_zeros(output.shape[0], output.shape[1] * group)
-    spread[:, own.to(output.device)] = output
+    spread[:, columns.to(output.device)] = output
     return spread
 
 
@@ -102,13 +102,13 @@ def input_covariance(layer: MeasuredLayer, linear: str) -> torch.Tensor:
     if len(covariance) == width:
         return covariance
     layout = layer.layout
-    own = own_columns(
+    columns = own_columns(
         layout.num_attention_heads,
         layout.num_key_value_heads,
         layout.head_dim,
         len(covariance) // width,
     )
-    return covariance[own][:, own]
+    return covariance[columns][:, columns]
 
 
 def tail_sums(energies: torch.Tensor) -> torch.Tensor:

@@ -170,7 +170,7 @@ class _Surface:
     rows: tuple[tuple[float, ...], tuple[Curve, ...]]  # logs of k, and a curve over n at each
     lines: Mapping[Axis, _Line]
     corrections: Mapping[Axis, Curve]  # the line's slowdown minus the rows'
-    least: float  # the least slowdown measured
+    min_slowdown: float  # the least slowdown measured
     fastest: float  # microseconds of the fastest GEMM measured
 
     def slowdown(self, n: int, k: int) -> float:
@@ -182,7 +182,7 @@ class _Surface:
         smooth += weight * interpolate(*curves[high], at_n)
         fine = interpolate(*self.corrections["n"], at_n) + interpolate(*self.corrections["k"], at_k)
         cliff = max(self.lines["n"].cliff(n), self.lines["k"].cliff(k))
-        return max(smooth + fine, self.least) + cliff
+        return max(smooth + fine, self.min_slowdown) + cliff
 
 
 class _GemmTimes:
@@ -260,7 +260,7 @@ def _surface(ceilings: Roofline, m: int, sweeps: Sequence[LinearSweep]) -> _Surf
         rows=(tuple(rows), tuple(rows.values())),
         lines=lines,
         corrections=corrections,
-        least=min(min(curve[1]) for curve in (*over_n.values(), lines["k"].tiles)),
+        min_slowdown=min(min(curve[1]) for curve in (*over_n.values(), lines["k"].tiles)),
         fastest=min(min(s.microseconds) for s in sweeps),
     )
 

@@ -234,7 +234,7 @@ class GacImpl(PackedImpl[GacMetadata]):
         self.vllm_config = get_current_vllm_config()
         if self.prefill is None:  # a layer of vLLM's own, whose model names this backend
             check_gac_on_dense(self.vllm_config)
-            kernels = attention_kernels(self.geometry, own=True)
+            kernels = attention_kernels(self.geometry, gac_only=True)
             announce(self.geometry, kernels)
             self.prefill = kernels.prefill
         gpu = installed_gpu()

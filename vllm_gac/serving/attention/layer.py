@@ -32,7 +32,7 @@ REFERENCE = "reference"
 def attention_kernels(
     geometry: CacheGeometry,
     loader_config: dict[str, Any] | None = None,
-    own: bool = False,
+    gac_only: bool = False,
     cache_dtype: str = "auto",
 ) -> Kernels:
     """The kernels that serve a layer of these heads on this machine.
@@ -42,25 +42,27 @@ def attention_kernels(
             and one rank's share give the same answer.
         loader_config: vLLM's --model-loader-extra-config. Its `gpu` names the profile that decides;
             the default is the profile shipped for this GPU, if there is one.
-        own: Whether the user asks for our backend. It then serves every layer and every batch.
+        gac_only: Whether the user asks for our backend. It then serves every layer and every batch.
         cache_dtype: vLLM's --kv-cache-dtype.
 
     Raises:
         GacError: No prefill kernel takes the heads.
     """
     cache: Dtype = "fp8" if cache_dtype.startswith("fp8") else "bf16"
-    return _attention_kernels(geometry, (loader_config or {}).get("gpu"), own, cache)
+    return _attention_kernels(geometry, (loader_config or {}).get("gpu"), gac_only, cache)
 
 
 @functools.cache
-def _attention_kernels(heads: CacheGeometry, gpu: str | None, own: bool, cache: Dtype) -> Kernels:
+def _attention_kernels(
+    heads: CacheGeometry, gpu: str | None, gac_only: bool, cache: Dtype
+) -> Kernels:
     if not current_platform.is_cuda():
         if _cpu_attention_takes(heads):
             return Kernels(STOCK, STOCK, STOCK, measured=False)
         return Kernels(GAC, REFERENCE, REFERENCE, measured=False)
     name = current_platform.get_device_name()
     profile = read_profile(gpu) if gpu is not None else profile_of_gpu(name)
-    kernels = select(heads, installed_gpu(), profile, own, cache)
+    kernels = select(heads, installed_gpu(), profile, gac_only, cache)
     if kernels is None:
         raise GacError(
             f"attention heads of ({heads.query_size}, {heads.value_size}): no prefill kernel "

@@ -86,9 +86,9 @@ def preflight(
         # The served config counts, not the file: --hf-overrides may have changed it.
         fields = (getattr(checkpoint, f.name) for f in dataclasses.fields(Checkpoint))
         checkpoint = dataclasses.replace(Checkpoint(*fields), layout=layout)
-    shown = list(itertools.islice(faults(checkpoint), MAX_FAULTS_SHOWN))
-    if shown:
-        raise CheckpointError(f"refusing to serve {directory}: {'; '.join(shown)}")
+    named = list(itertools.islice(faults(checkpoint), MAX_FAULTS_SHOWN))
+    if named:
+        raise CheckpointError(f"refusing to serve {directory}: {'; '.join(named)}")
     return checkpoint
 
 

@@ -100,8 +100,8 @@ def compare(
         (1.0, True)
     """
     prepare_device(device)
-    check_count("--max-tokens", max_tokens, least=1)
-    check_count("--sequence-length", sequence_length, least=1)
+    check_count("--max-tokens", max_tokens, minimum=1)
+    check_count("--sequence-length", sequence_length, minimum=1)
     directory = model_directory(model, revision)
     other = model_directory(against, against_revision, flag="--against-revision")
     return Baseline(

@@ -88,8 +88,8 @@ def evaluate(
         252
     """
     prepare_device(device)
-    check_count("--max-tokens", max_tokens, least=1)
-    check_count("--sequence-length", sequence_length, least=1)
+    check_count("--max-tokens", max_tokens, minimum=1)
+    check_count("--sequence-length", sequence_length, minimum=1)
     model = model_directory(model, revision)
     checkpoint = checked(model)
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)

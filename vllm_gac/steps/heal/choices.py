@@ -56,7 +56,7 @@ def _gpu_memory(processes: Processes) -> tuple[int, int] | None:
     if processes.device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(processes.device)
-    return int(processes.least(free)), int(processes.least(total))
+    return int(processes.minimum(free)), int(processes.minimum(total))
 
 
 def _adapter_rank(
@@ -72,7 +72,7 @@ def _adapter_rank(
         estimate = memory(student.layout, teacher.layout, stored, at_once, of, processes.count)
         return estimate.with_offload if request.offload else estimate
 
-    on_host = processes.least(free_host_memory()) / processes.on_this_host
+    on_host = processes.minimum(free_host_memory()) / processes.on_this_host
     chosen = chosen_rank(
         request.train,
         rank,

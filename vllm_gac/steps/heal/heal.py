@@ -169,8 +169,8 @@ def heal(
             _digest(record),
             request.offload,
         )
-        shown = progress and processes.is_first
-        guard = healing.train(shown)
+        show_progress = progress and processes.is_first
+        guard = healing.train(show_progress)
         with processes.fail_together():
             if guard.best_step == 0:
                 if processes.is_first:
@@ -179,7 +179,7 @@ def heal(
         healed = _healed(guard, steps.batch * inputs.length, request.lora_rank)
         rest = weights.stored_rest()
         if processes.is_first:
-            _write_shards(weights, rest, processes, run.model, shown)
+            _write_shards(weights, rest, processes, run.model, show_progress)
             entry = _entry(healed, inputs, request)
             card = healed_card(inputs.student, inputs.teacher, entry)
             write_config_and_tokenizer(

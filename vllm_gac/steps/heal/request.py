@@ -48,8 +48,8 @@ class HealRequest:
             "for fewer than 256 steps",
             kind="number",
             metavar="R",
-            least=1e-12,
-            most=1e6,
+            minimum=1e-12,
+            maximum=1e6,
         ),
     )
     train: Train = field(
@@ -64,7 +64,7 @@ class HealRequest:
     lora_rank: int | None = field(
         default=None,
         metadata=option(
-            "--lora-rank", "the rank of the adapters; default: 32", kind="count", most=10**6
+            "--lora-rank", "the rank of the adapters; default: 32", kind="count", maximum=10**6
         ),
     )
     temperature: float = field(
@@ -74,8 +74,8 @@ class HealRequest:
             "what logits are divided by before they are compared; default: 1",
             kind="number",
             metavar="T",
-            least=0.01,
-            most=100,
+            minimum=0.01,
+            maximum=100,
         ),
     )
     hidden_weight: float = field(
@@ -85,8 +85,8 @@ class HealRequest:
             "weight of the distance between hidden states; default: they are not compared",
             kind="number",
             metavar="W",
-            least=0,
-            most=1e6,
+            minimum=0,
+            maximum=1e6,
         ),
     )
     batch_tokens: int | None = field(

@@ -40,16 +40,16 @@ def record(
             '"before healing" where that made a model no better, which then stayed as it was)'
         )
     table = [heads, ["---:"] * (len(heads) - 1) + ["---"]]
-    for one in tries:
-        before = "" if one.unhealed is None else f"{_points(one.unhealed)} %"
+    for attempt in tries:
+        before = "" if attempt.unhealed is None else f"{_points(attempt.unhealed)} %"
         table.append(
             [
-                f"{one.expected_loss:.4f}",
+                f"{attempt.expected_loss:.4f}",
                 *([] if heal_tokens is None else [before]),
-                f"{_points(one.ratio)} %",
-                f"{_points(one.low)} to {_points(one.high)} %",
-                f"{one.size:.1%}",
-                "this model" if one is best else "",
+                f"{_points(attempt.ratio)} %",
+                f"{_points(attempt.low)} to {_points(attempt.high)} %",
+                f"{attempt.size:.1%}",
+                "this model" if attempt is best else "",
             ]
         )
     text = "\n".join(f"| {' | '.join(row)} |" for row in table)
@@ -67,7 +67,10 @@ def as_recorded(
     max_loss: float, best: Attempt, tries: Sequence[Attempt], heal_tokens: int | None = None
 ) -> dict[str, Any]:
     """What config.json says was asked for, tried and measured. The arguments are `record`'s."""
-    rows = [{key: value for key, value in asdict(one).items() if key != "layers"} for one in tries]
+    rows = [
+        {key: value for key, value in asdict(attempt).items() if key != "layers"}
+        for attempt in tries
+    ]
     chosen = rows[list(tries).index(best)]
     return {"asked": max_loss, "measured": chosen, "heal_tokens": heal_tokens, "tried": rows}
 

@@ -87,7 +87,7 @@ def search_max_loss(
         assert plan.expected_loss is not None
         assert measured.interval is not None
         held = plan.notes.get("bytes")
-        one = Attempt(
+        attempt = Attempt(
             planned_for=allowed,
             expected_loss=plan.expected_loss,
             time=plan.nanoseconds.used / plan.nanoseconds.dense,
@@ -99,11 +99,11 @@ def search_max_loss(
             unhealed=unhealed,
             bytes=None if held is None else held["used"] / held["dense"],
         )
-        tries.append(one)
+        tries.append(attempt)
         write_json(workspace / _TRIES, {"tries": [asdict(each) for each in tries]})
         if len(tries) == 1 and len(measured.by_text) > 1:
             logger.info("tokens of held-out text: %s", measured.by_text)
-        logger.info("try %d: %s", len(tries), described(one))
+        logger.info("try %d: %s", len(tries), described(attempt))
         _remove_all_but(_best(max_loss, tries), tries, workspace)
     best = _best(max_loss, tries)
     if best is None:
@@ -134,9 +134,11 @@ def next_expected(max_loss: float, tries: Sequence[Attempt]) -> float | None:
     """
     if not tries:
         return max_loss
-    within = [one for one in tries if math.log(one.high) <= max_loss]
-    over = [one.planned_for for one in tries if math.log(one.high) > max_loss]
-    if len(tries) == MAX_TRIES or any(math.log(one.high) >= _NEAR * max_loss for one in within):
+    within = [attempt for attempt in tries if math.log(attempt.high) <= max_loss]
+    over = [attempt.planned_for for attempt in tries if math.log(attempt.high) > max_loss]
+    if len(tries) == MAX_TRIES or any(
+        math.log(attempt.high) >= _NEAR * max_loss for attempt in within
+    ):
         return None
     last = tries[-1]
     lost = max(math.log(last.high), max_loss * _AIM / _MAX_STEP)
@@ -156,7 +158,7 @@ def next_expected(max_loss: float, tries: Sequence[Attempt]) -> float | None:
 
 def _measured_before(workspace: Path) -> list[Attempt]:
     path = workspace / _TRIES
-    return [Attempt(**one) for one in read_json(path)["tries"]] if path.exists() else []
+    return [Attempt(**attempt) for attempt in read_json(path)["tries"]] if path.exists() else []
 
 
 def _measured(measure: Callable[[Path], Comparison], directory: Path) -> Comparison:
@@ -170,17 +172,21 @@ def _measured(measure: Callable[[Path], Comparison], directory: Path) -> Compari
     return measurement
 
 
-def _product(workspace: Path, tries: Sequence[Attempt], one: Attempt) -> Path:
+def _product(workspace: Path, tries: Sequence[Attempt], attempt: Attempt) -> Path:
     """The directory that was measured last of a try."""
-    return workspace / f"try-{tries.index(one)}" / (_WRITTEN if one.unhealed is None else _HEALED)
+    return (
+        workspace
+        / f"try-{tries.index(attempt)}"
+        / (_WRITTEN if attempt.unhealed is None else _HEALED)
+    )
 
 
 def _best(max_loss: float, tries: Sequence[Attempt]) -> Attempt | None:
-    within = [one for one in tries if math.log(one.high) <= max_loss]
-    return min(within, key=lambda one: (one.size, one.high), default=None)
+    within = [attempt for attempt in tries if math.log(attempt.high) <= max_loss]
+    return min(within, key=lambda attempt: (attempt.size, attempt.high), default=None)
 
 
 def _remove_all_but(best: Attempt | None, tries: Sequence[Attempt], workspace: Path) -> None:
-    for number, one in enumerate(tries):
-        if one is not best:
+    for number, attempt in enumerate(tries):
+        if attempt is not best:
             shutil.rmtree(workspace / f"try-{number}", ignore_errors=True)

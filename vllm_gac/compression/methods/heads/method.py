@@ -61,13 +61,13 @@ class Heads(Method):
 
     def making(self, dense: ModelLayout, target: LayerLayout) -> Iterator[Compressor]:
         """Values first, then keys."""
-        heads, whole = dense.num_key_value_heads, dense.layers[0]
+        heads, dense_layer = dense.num_key_value_heads, dense.layers[0]
         for kind, fewer in (("value", target.value.heads), ("key", target.key.heads)):
             if heads % fewer:
                 raise PlanError(f"{fewer} {kind} heads cannot be made of {heads}")
-        if target.value != whole.value:
+        if target.value != dense_layer.value:
             yield Values(dense.kv_heads_per(target.value))
-        if target.key != whole.key:
+        if target.key != dense_layer.key:
             yield Keys(target.key.form, dense.kv_heads_per(target.key))
 
     def curve_dims(self, dense: ModelLayout, layer: LayerLayout) -> Iterator[tuple[str, int]]:
@@ -92,10 +92,10 @@ class Heads(Method):
 
     def candidates(self, parts: Sequence[Candidates], choices: Choices) -> list[Candidates]:
         """The attentions that our kernels can serve."""
-        found = choices.served(attention_candidates(choices))
-        if not found:
+        served = choices.served(attention_candidates(choices))
+        if not served:
             _refuse(choices)
-        return [*parts, Candidates("self_attn.", found, self.fields)]
+        return [*parts, Candidates("self_attn.", served, self.fields)]
 
     def check(self, dense: ModelLayout, layer: LayerLayout, where: str) -> None:
         """At most two heads become one, and normed keys none."""
@@ -109,10 +109,10 @@ class Heads(Method):
                     f"{where}.{kind}: {heads} heads of {size} cannot be made of "
                     f"{dense.num_key_value_heads} of {dense.head_dim}; at most 2 heads become one"
                 )
-        if dense.qk_norm and layer.key.heads != (whole := dense.layers[0].key.heads):
+        if dense.qk_norm and layer.key.heads != (dense_heads := dense.layers[0].key.heads):
             raise PlanError(
-                f"{where}.key.heads: {layer.key.heads}, but the {whole} key heads of the model are "
-                "normed one by one, so that none can be merged"
+                f"{where}.key.heads: {layer.key.heads}, but the {dense_heads} key heads of the "
+                "model are normed one by one, so that none can be merged"
             )
 
     def dim_values(self, dense: ModelLayout, layer: LayerLayout) -> Iterator[DimValue]:

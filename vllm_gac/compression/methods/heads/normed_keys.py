@@ -54,17 +54,17 @@ def select_normed_pairs(
     order = scores.argsort(dim=1, descending=True, stable=True)
     kept, rest = order[:, : size // 2].sort(1).values, order[:, size // 2 :].sort(1).values
     order = torch.cat((kept, rest), 1)
-    found = {"self_attn.rope_inv_freq": layer.inv_freq[kept]}
+    selected = {"self_attn.rope_inv_freq": layer.inv_freq[kept]}
     rows = {}
     for name in ("self_attn.q_proj", "self_attn.k_proj"):
         weight = layer.weights[f"{name}.weight"]
         heads = len(weight) // (2 * pairs)
         rows[name] = rows_of_pairs(order.repeat_interleave(heads // key_heads, 0), pairs)
-        found[f"{name}.weight"] = weight.double()[rows[name]]
+        selected[f"{name}.weight"] = weight.double()[rows[name]]
     for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight"):
         halves = layer.weights[name].view(2, pairs)
-        found[name] = torch.cat((halves[0][kept], halves[1][kept]), 1)
-    return found, rows
+        selected[name] = torch.cat((halves[0][kept], halves[1][kept]), 1)
+    return selected, rows
 
 
 def normed_latents(layer: MeasuredLayer, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,8 +95,9 @@ def normed_latent_factors(layer: MeasuredLayer) -> list[Factorization]:
     heads, size = layer.layout.num_key_value_heads, layer.layout.head_dim
     weight = layer.weights["self_attn.k_norm.weight"].double().square()
     demand = layer.covariances[QUERY_ENERGY].view(heads, -1).repeat(1, 2) * weight
-    own = layer.covariances[NORMED_KEYS].view(heads, size, heads, size)
+    by_head = layer.covariances[NORMED_KEYS].view(heads, size, heads, size)
     identity = torch.eye(size, dtype=torch.float64, device=weight.device)
     return [
-        factorize(identity, own[head, :, head], torch.diag(demand[head])) for head in range(heads)
+        factorize(identity, by_head[head, :, head], torch.diag(demand[head]))
+        for head in range(heads)
     ]

@@ -73,10 +73,10 @@ class Values:
                 f"{spanned} at a time"
             )
         if self.group < spanned:
-            own = own_columns(
+            columns = own_columns(
                 layout.num_attention_heads, layout.num_key_value_heads, layout.head_dim, spanned
             )
-            covariance = covariance[own][:, own]
+            covariance = covariance[columns][:, columns]
         value = with_bias(layer.weights, "self_attn.v_proj")
         return value, layer.weights["self_attn.o_proj.weight"], covariance
 
