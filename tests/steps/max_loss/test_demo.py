@@ -1,8 +1,7 @@
-"""compress --max-loss on the demo model: the loss is kept to, and twice the loss is faster."""
+"""compress --max-loss on the demo model: the loss is kept to."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,14 +13,8 @@ from vllm_gac.demo import CALIBRATION, HELD_OUT, MODEL
 HELD_OUT_CHARACTERS, CALIBRATION_TOKENS = 40_000, 4096
 
 
-def reached(out: Path) -> dict[str, Any]:
-    source = json.loads((out / "config.json").read_text())["gac"]["source"]
-    found: dict[str, Any] = source["max_loss"]
-    return found
-
-
 @pytest.mark.slow
-def test_the_measured_loss_is_within_the_asked_one_and_twice_the_loss_is_faster(
+def test_the_measured_loss_is_within_the_asked_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "held-out.txt").write_text(HELD_OUT.read_text()[:HELD_OUT_CHARACTERS])
@@ -29,17 +22,15 @@ def test_the_measured_loss_is_within_the_asked_one_and_twice_the_loss_is_faster(
     common = ("--method", "heads,prune", "--device", "cpu", "--quiet")
     text = ("--text", CALIBRATION, "--max-tokens", CALIBRATION_TOKENS)
     result(capsys, "calibrate", MODEL, "--out", stats, *text, *common)
-    times = []
-    for asked in (0.02, 0.04):
-        out = tmp_path / f"within-{asked}"
-        line = ("compress", MODEL, "--out", out, "--stats", stats, "--max-loss", asked)
-        held_out = ("--held-out", tmp_path / "held-out.txt")
-        printed = result(capsys, *line, *held_out, *common)["max_loss"]
-        assert printed == reached(out)
-        measured = printed["measured"]
-        assert 1 < measured["ratio"] < measured["high"] <= 1 + asked
-        times.append(measured["time"])
-    assert times[1] < times[0] < 1
+    out = tmp_path / "out"
+    line = ("compress", MODEL, "--out", out, "--stats", stats, "--max-loss", 0.04)
+    held_out = ("--held-out", tmp_path / "held-out.txt")
+    printed = result(capsys, *line, *held_out, *common)["max_loss"]
+    source = json.loads((out / "config.json").read_text())["gac"]["source"]
+    assert printed == source["max_loss"]
+    measured = printed["measured"]
+    assert 1 < measured["ratio"] < measured["high"] <= 1.04
+    assert measured["time"] < 1
     # What was written is what was measured, says a verb that knows nothing of the loop.
     against = ("--against", MODEL, "--text", tmp_path / "held-out.txt", "--device", "cpu")
     again = result(capsys, "evaluate", out, *against, "--quiet")
