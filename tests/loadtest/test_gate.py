@@ -8,6 +8,7 @@ import pytest
 
 from loadtest.__main__ import main
 from loadtest.report import plots
+from tests.loadtest.gate_simulation import red
 from tests.loadtest.runs import write_run, write_starts
 
 
@@ -99,6 +100,11 @@ def test_a_margin_is_red_where_starts_differ_too_much_to_tell(
     assert gate(runs)[0] == 0  # nor is it surely worse
     assert gate(runs, "--margin", "5%")[0] == 1
     assert re.search(r"time per token p50 may be up to \d+% worse", capsys.readouterr().err)
+
+
+def test_a_margin_passes_a_faster_server_although_starts_stall_and_no_slower_one() -> None:
+    assert not any(red(1 / 1.1, 3, seed)[1] for seed in range(6))
+    assert all(red(1.2, 3, seed)[1] for seed in range(6))
 
 
 def test_a_gate_takes_a_verdict_of_one_start_if_asked(
