@@ -3,10 +3,9 @@
     locust -f loadtest/locustfile.py --headless --processes 2 --host http://127.0.0.1:8000 \
         --model MODEL --schedule schedule.jsonl --out runs/dense-1
 
-Locust provides processes, machines (--master, --worker), the console and the web page. This project
-paces the requests, reads the answers and computes the numbers. Locust's own percentiles are
-rounded: read the report instead. Exit status 3 means that the run is INVALID, and 1 that it tells
-nothing, because every request failed.
+Locust provides processes, machines (--master, --worker), and the console while a run goes on. Its
+percentiles are rounded: read the report. Exit status 3 means that the run is INVALID, and 1 that it
+tells nothing, because every request failed.
 """
 
 import os
@@ -43,7 +42,10 @@ _stopped = Event()
 
 
 class Idle(User):
-    """A user that does nothing. Locust requires users, but the traffic does not depend on them."""
+    """A user that does nothing, because locust requires one.
+
+    Sessions are no users: locust spawns users by the second, and they begin to the millisecond.
+    """
 
     fixed_count = 1
 

@@ -126,7 +126,7 @@ class Traffic(_Strict):
 
 
 class Comparison(_Strict):
-    """An A/B file. `gpu_price` is as in `report`.
+    """An A/B file.
 
     `warmup` seconds of traffic go to each server when it has started, and do not count.
     """
@@ -141,7 +141,6 @@ class Comparison(_Strict):
     port: Annotated[int, Field(strict=True, ge=1024, le=65000)] = 8100
     patience: Seconds = 900.0
     drain: Seconds = 120.0
-    gpu_price: Annotated[float, Field(gt=0)] | None = None
 
     @property
     def seconds(self) -> float:

@@ -1,9 +1,8 @@
 """A keeper: a process that starts a command, and ends all of its processes when its parent is gone.
 
-A measurement that is killed (SIGKILL, a lost terminal) cannot clean up, and a server that outlives
-it keeps a GPU's memory. So a keeper stands between both. Its standard input is a pipe that only the
-measurement holds open, and the kernel closes it, however the measurement ends. On Linux, processes
-that detach themselves from the command become children of the keeper, so it ends them, too.
+A server that outlives a killed measurement keeps a GPU's memory. The keeper's standard input is a
+pipe that only the measurement holds open, and the kernel closes it, however that ends. On Linux,
+processes that detach themselves from the command become children of the keeper, which ends them.
 """
 
 import contextlib

@@ -35,83 +35,84 @@ class Staircase:
     search: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The turn `name` of a server. `out` is the directory of the comparison."""
+
+    comparison: Comparison
+    server: Server
+    name: str
+    out: Path
+
+    @property
+    def target(self) -> Target:
+        """Where the client sends its requests."""
+        url = self.server.url or f"http://127.0.0.1:{self.comparison.port}"
+        return target_of(self.server, url.rstrip("/"))
+
+    @property
+    def command(self) -> str:
+        """What starts the server."""
+        if self.server.command is None:
+            return f"(runs at {self.server.url})"
+        return self.server.command.replace("{port}", str(self.comparison.port))
+
+
 @contextlib.contextmanager
-def up(
-    comparison: Comparison, server: Server, name: str, warmup: Path, out: Path
-) -> Iterator[Running]:
+def up(turn: Turn, warmup: Path) -> Iterator[Running]:
     """Start the server, unless it runs elsewhere, and warm it up. It runs until the block ends."""
-    if server.url:
-        target, log = _target(comparison, server), out / f"{name}.log"
-        if server.restart:
-            print(f"restarting {name}: {server.restart}", flush=True)
-            restart(shlex.split(server.restart), log, comparison.patience)
-        running = remote(target)
-        _locust(comparison, server, running, warmup, out / "warmups" / name)
+    server, log, patience = turn.server, turn.out / f"{turn.name}.log", turn.comparison.patience
+    with contextlib.ExitStack() as stack:
+        if server.url:
+            if server.restart:
+                print(f"restarting {turn.name}: {server.restart}", flush=True)
+                restart(shlex.split(server.restart), log, patience)
+            running = remote(turn.target)
+        else:
+            command, url = shlex.split(turn.command), turn.target.base_url
+            print(f"starting {turn.name}: {shlex.join(command)}", flush=True)
+            running = stack.enter_context(
+                running_server(command, server.environment, url, log, patience)
+            )
+        _locust(turn, running, warmup, turn.out / "warmups" / turn.name)
         yield running
-        return
-    command, url = shlex.split(_command(comparison, server)), _base_url(comparison, server)
-    print(f"starting {name}: {shlex.join(command)}", flush=True)
-    log = out / f"{name}.log"
-    with running_server(command, server.environment, url, log, comparison.patience) as running:
-        _locust(comparison, server, running, warmup, out / "warmups" / name)
-        yield running
 
 
-def _base_url(comparison: Comparison, server: Server) -> str:
-    return (server.url or f"http://127.0.0.1:{comparison.port}").rstrip("/")
-
-
-def _target(comparison: Comparison, server: Server) -> Target:
-    return target_of(server, _base_url(comparison, server))
-
-
-def _command(comparison: Comparison, server: Server) -> str:
-    if server.command is None:
-        return f"(runs at {server.url})"
-    return server.command.replace("{port}", str(comparison.port))
-
-
-def _name_of_start(comparison: Comparison, server: Server, running: Running, out: Path) -> str:
+def name_of_start(turn: Turn, running: Running) -> str:
     """What the runs of one start of the server have in common.
 
     A server that runs elsewhere is started anew by `restart`, or if its metrics say so.
     """
+    server = turn.server
     if server.url is None or server.restart is not None:
-        return f"{out.resolve().name}/{server.label} since {running.since:.0f}"
-    since = scrape(_target(comparison, server)).get("process_start_time_seconds")
+        return f"{turn.out.resolve().name}/{server.label} since {running.since:.0f}"
+    since = scrape(turn.target).get("process_start_time_seconds")
     return server.url if since is None else f"{server.url} since {since:.0f}"
 
 
-def climb(
-    comparison: Comparison,
-    server: Server,
-    running: Running,
-    name: str,
-    staircase: Staircase,
-    out: Path,
-) -> list[Path]:
+def climb(turn: Turn, running: Running, staircase: Staircase) -> list[Path]:
     """Run one staircase in a server's turn. Returns the directories of its steps' runs.
 
     Raises LoadTestError with the end of the server's log if the server exits, or if every request
     of the staircase fails.
     """
-    directory = out / "staircases" / f"{name}-{staircase.name}"
+    directory = turn.out / "staircases" / f"{turn.name}-{staircase.name}"
     scraped: list[Metrics] = []
     begins = [step.begin for step in staircase.steps]
-    target, ended = _target(comparison, server), threading.Event()
+    target, ended = turn.target, threading.Event()
     scraper = threading.Thread(
         target=_scrape_at, args=(target, directory, begins, scraped, ended), daemon=True
     )
     scraper.start()
-    _locust(comparison, server, running, staircase.schedule, directory)
+    _locust(turn, running, staircase.schedule, directory)
     ended.set()
     scraper.join()
     scraped.append(scrape(target))
-    runs = [out / "runs" / f"{name}-{step}" for step in staircase.names]
+    runs = [turn.out / "runs" / f"{turn.name}-{step}" for step in staircase.names]
     about = {
-        "server_command": _command(comparison, server),
-        "gpus": server.gpus,
-        "start": _name_of_start(comparison, server, running, out),
+        "server_command": turn.command,
+        "gpus": turn.server.gpus,
+        "start": name_of_start(turn, running),
         "search": staircase.search,
     }
     split_into_runs(directory, staircase.steps, runs, about)
@@ -140,26 +141,16 @@ def _scrape_at(
         scraped.append(scrape(target))
 
 
-def _options(server: Server) -> list[str]:
-    """The client's options for a server."""
-    options = ["--endpoint", server.endpoint]
-    options += ["--respect-eos"] * server.respect_eos + ["--insecure"] * server.insecure
-    if server.key_file is not None:
-        options += ["--key-file", str(server.key_file)]
-    if server.ca is not None:
-        options += ["--ca", server.ca]
-    return options
-
-
-def _locust(
-    comparison: Comparison, server: Server, running: Running, schedule: Path, directory: Path
-) -> None:
+def _locust(turn: Turn, running: Running, schedule: Path, directory: Path) -> None:
     """Replay the schedule."""
-    more = ["--label", server.label, "--drain", str(comparison.drain), *_options(server)]
-    if comparison.processes > 1:
-        more += ["--processes", str(comparison.processes)]
-    url = _base_url(comparison, server)
-    command = client_command(url, server.model, schedule, directory, *more)
+    comparison, server = turn.comparison, turn.server
+    more = ["--label", server.label, "--drain", str(comparison.drain)]
+    more += ["--endpoint", server.endpoint]
+    more += ["--processes", str(comparison.processes)] if comparison.processes > 1 else []
+    more += ["--respect-eos"] * server.respect_eos + ["--insecure"] * server.insecure
+    for option, given in (("--key-file", server.key_file), ("--ca", server.ca)):
+        more += [option, str(given)] if given is not None else []
+    command = client_command(turn.target.base_url, server.model, schedule, directory, *more)
     directory.parent.mkdir(parents=True, exist_ok=True)
     log = directory.parent / f"{directory.name}.log"
     # Headers may be secret, and every user of a machine sees the options of its processes.

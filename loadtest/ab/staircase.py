@@ -1,9 +1,7 @@
 """Several schedules one after another in one run, and that run split again.
 
-Nothing stops between the steps of a staircase, because real traffic does not stop either: a
-request belongs to the step in which it was due, even if its answer comes in the next one. So a
-measurement of several rates starts the client once and waits for last answers once, and only the
-first step starts with an idle server.
+Nothing stops between the steps, as real traffic does not: a request belongs to the step in which it
+was due, even if its answer comes in the next one. Only the first step starts with an idle server.
 """
 
 import dataclasses

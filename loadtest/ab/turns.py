@@ -18,9 +18,9 @@ from loadtest.errors import LoadTestError
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 
 # What may differ: how often, on which port, what the report says, and a key that was renewed.
-_MAY_DIFFER: dict[str, Any] = dict.fromkeys(
-    ("title", "repeats", "port", "patience", "gpu_price"), True
-) | {"servers": {"__all__": {"headers", "key_file"}}}
+_MAY_DIFFER: dict[str, Any] = dict.fromkeys(("title", "repeats", "port", "patience"), True) | {
+    "servers": {"__all__": {"headers", "key_file"}}
+}
 
 
 class Turns:

@@ -1,9 +1,8 @@
 """Send each request when it is due, whether or not earlier requests were answered (open loop).
 
-In a closed loop a user waits for an answer before the next request. Such a client slows down
-together with the server, and so it hides the server's queues. Only the turns of one session wait
-for each other, as they do in life; sessions begin when the schedule says. Under locust these
-threads are greenlets.
+A client that waits for an answer before its next request slows down together with the server, and
+hides its queues. Only the turns of one session wait for each other; sessions begin when the
+schedule says. Under locust these threads are greenlets.
 """
 
 import math

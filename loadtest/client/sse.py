@@ -1,9 +1,7 @@
 """An incremental parser of server-sent events.
 
-It returns an event as soon as the last byte of the event is fed. So the caller can stamp every
-event with the time at which its chunk was read from the socket. Many clients wait until a buffer of
-1 KB is full. They see several tokens at once and report inter-token latencies of zero. Format:
-WHATWG HTML standard, section 9.2.
+It returns an event as soon as its last byte is fed, so that the caller can stamp it with the time
+at which its chunk was read. Format: WHATWG HTML standard, section 9.2.
 """
 
 from loadtest.errors import LoadTestError
@@ -19,7 +17,6 @@ class SseParser:
         self._data: list[bytes] = []  # the data lines of the incomplete event
         self._size = 0
         self._after_cr = False
-        self._at_start = True
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The payloads that `chunk` completes, in order. Comments and other fields are dropped.
@@ -45,9 +42,6 @@ class SseParser:
         return events
 
     def _take(self, line: bytes, events: list[bytes]) -> None:
-        if self._at_start:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-            self._at_start = False
         if not line:
             if self._data:
                 events.append(b"\n".join(self._data))

@@ -3,21 +3,19 @@
 The share of bad requests does not fall with the rate. So what was answered at a rate or above tells
 of that rate, too: if of all these requests at most 1 % were bad, by the upper limit of the share,
 the rate is surely good. In the same way a rate is surely bad if of all requests at it or below more
-than 1 % were. The limits hold with at least 95 %. 57 of 57 good requests prove no rate: 99 % takes
-some 370 without a failure, more where failures come in clusters. At a few requests per second no
-single run has that many, and a search that tests higher rates first still adds them up.
+than 1 % were. The limits hold with at least 95 %. 99 % takes some 370 requests without a failure,
+more where failures come in clusters: what a search tested at several rates adds up.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import isotonic_regression
 
 from loadtest.report.intervals import Estimate, Floats, Samples, proportion
-from loadtest.report.summary import PooledRuns, group_runs
-from loadtest.runs.run import Run
+from loadtest.report.summary import PooledRuns
 
 GOOD_ENOUGH = 0.99
 # Simulated: nearer to the capacity, a missing limit takes many more requests than it is worth.
@@ -97,29 +95,6 @@ def capacities(groups: Sequence[PooledRuns]) -> list[Capacity]:
         row = AtRate(group.rate, group.kept_slo, group.blocks)
         rows.setdefault((group.label, group.traffic), []).append(row)
     return [capacity(label, traffic, found) for (label, traffic), found in rows.items()]
-
-
-def search(
-    runs: Sequence[Run],
-    steps: int,
-    within: float,
-    test: Callable[[Capacity, int], Sequence[Run]],
-) -> None:
-    """Test rates until the limits of a capacity are at most `within` from their middle.
-
-    Args:
-        runs: those of one server under one kind of traffic so far, all valid.
-        steps: how many rates to test at most.
-        within: as in `Capacity.narrow`.
-        test: what tests `next_rate` of the capacity known so far; it gets the number of the test,
-            from 0, and returns its valid runs.
-    """
-    known = list(runs)
-    for number in range(steps if known else 0):
-        (capacity_now,) = capacities(group_runs(known))
-        if capacity_now.narrow(within):
-            break
-        known += test(capacity_now, number)
 
 
 def capacity(label: str, traffic: str, rows: Sequence[AtRate]) -> Capacity:

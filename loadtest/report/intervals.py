@@ -1,17 +1,14 @@
 """Percentiles, proportions, rates and ratios of latencies, with 95 % confidence intervals.
 
-Two starts of one server differ: by where its memory lies, by what was compiled how, by the clocks
-of its GPU. So the start is the unit of chance: each has a number of its own, and what they have in
-common has Student's interval of the logarithms. Two servers under the same schedules are compared
-start by start, so that what their traffic shares by chance cancels. It also holds where a rare
-stall makes the 99th percentile, because a start with one and a start without one differ.
+Two starts of one server differ, so the start is the unit of chance: each has a number of its own,
+and what they have in common has Student's interval of the logarithms. Two servers under the same
+schedules are compared start by start, so that what their traffic shares by chance cancels.
 
-One start tells nothing of the others. Its interval is of that start alone, and the unit is a
-*block* of time that is longer than the server's memory, as requests of the same seconds share a
-queue and a batch. A ratio has the interval of a jackknife, which leaves out one block at a time. A
-proportion has that of Korn and Graubard (1998): Clopper and Pearson's, with the number of requests
-divided by how much more blocks differ than independent requests would. A percentile has Woodruff's
-(1952): the percentiles at both ends of its level's.
+The interval of one start is of that start alone, and the unit is a *block* of time longer than the
+server's memory, as requests of the same seconds share a queue and a batch. A ratio has that of a
+jackknife, which leaves out one block at a time, a proportion that of Korn and Graubard (1998):
+Clopper and Pearson's, with the number of requests divided by how much more blocks differ than
+independent requests would. A percentile has Woodruff's (1952): those at both ends of its level's.
 
 An interval has no end where the data sets no limit: with one unit, or where some units and not all
 have an infinite percentile, as where requests failed.

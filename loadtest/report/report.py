@@ -43,8 +43,7 @@ _FROZEN = 0.1  # seconds
 class ReportOptions:
     """The options of the command line.
 
-    Times are in seconds; `gpu_price` is that of one GPU for an hour. `margin` and `these_starts`
-    are as in gate.py.
+    Times are in seconds; `margin` and `these_starts` are as in gate.py.
     """
 
     title: str = "Load test"
@@ -53,7 +52,6 @@ class ReportOptions:
     cooldown: float = 0.0
     slo_ttft: float | None = None
     slo_tpot: float | None = None
-    gpu_price: float | None = None
     margin: float | None = None
     these_starts: bool = False
 
@@ -69,8 +67,6 @@ class Report:
     capacities: list[Capacity]
     runs: list[Run]
     notes: list[str]
-    baseline: str | None = None
-    gpu_price: float | None = None
     left_out: list[Run] = dataclasses.field(default_factory=list)
     worse: list[str] = dataclasses.field(default_factory=list)
 
@@ -100,7 +96,9 @@ def write_report(directories: Sequence[Path], out: Path, options: ReportOptions)
     """
     if out.suffix != ".html":
         raise LoadTestError(f"{out}: expected a name that ends in .html")
-    refuse_twice(directories)
+    where = [path.resolve() for path in directories]
+    if twice := [path for path in where if where.count(path) > 1]:
+        raise LoadTestError(f"{twice[0]}: this run is given twice; name it once")
     runs = [
         run
         for path in directories
@@ -126,7 +124,7 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
     runs = valid or list(runs)
     cut = options.warmup, options.cooldown
     groups = group_runs(runs, cut, options.slo_ttft, options.slo_tpot)
-    summaries = [summarize(group, options.gpu_price) for group in groups]
+    summaries = [summarize(group) for group in groups]
     # A baseline none of whose runs counts is no typing error of the caller.
     gone = {run.info["label"] for run in left_out} - {group.label for group in groups}
     comparisons = []
@@ -141,8 +139,6 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
         runs=runs,
         left_out=left_out,
         notes=_notes(groups, summaries, comparisons),
-        baseline=options.baseline,
-        gpu_price=options.gpu_price,
         worse=worse(
             [*runs, *left_out],
             [group for group in groups if all(run.verdict.valid for run in group.runs)],
@@ -154,15 +150,6 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
     )
 
 
-def refuse_twice(directories: Sequence[Path]) -> None:
-    """Refuse a run that is given twice: its requests would count as independent ones."""
-    seen: set[Path] = set()
-    for directory in directories:
-        if (where := directory.resolve()) in seen:
-            raise LoadTestError(f"{directory}: this run is given twice; name it once")
-        seen.add(where)
-
-
 def _check(options: ReportOptions) -> None:
     for name, seconds in (("warmup", options.warmup), ("cooldown", options.cooldown)):
         if not seconds >= 0:
@@ -170,7 +157,6 @@ def _check(options: ReportOptions) -> None:
     for name, number in (
         ("slo-ttft", options.slo_ttft),
         ("slo-tpot", options.slo_tpot),
-        ("gpu-price", options.gpu_price),
     ):
         if number is not None and not 0 < number < math.inf:
             raise LoadTestError(f"--{name} {number:g}: expected a number above 0")
@@ -341,7 +327,6 @@ def _as_json(report: Report) -> dict[str, Any]:
             "failed": failures(report.groups, report.summaries),
             "worse": report.worse,
         },
-        "gpu_price": report.gpu_price,
         "notes": report.notes,
         "groups": [
             {

@@ -8,7 +8,7 @@ that refuses half of its requests would look fast.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -151,7 +151,6 @@ class Summary:
         goodput: requests per second that kept the SLO.
         good_tokens_per_second: output tokens of those requests.
         tokens_per_event: output tokens per streamed event.
-        cost: of a million good output tokens, at the price that was given.
     """
 
     latency: dict[str, dict[float, Estimate]]
@@ -167,7 +166,6 @@ class Summary:
     goodput: Estimate
     good_tokens_per_second: Estimate
     tokens_per_event: float
-    cost: Estimate = field(default_factory=lambda: Estimate(math.nan, math.nan, math.nan))
 
 
 def group_runs(
@@ -207,8 +205,8 @@ def group_runs(
     return sorted(groups, key=lambda g: (kinds.index(g.traffic), g.rate, labels.index(g.label)))
 
 
-def summarize(group: PooledRuns, gpu_price: float | None = None) -> Summary:
-    """The numbers of one group. `gpu_price` is that of one GPU for an hour."""
+def summarize(group: PooledRuns) -> Summary:
+    """The numbers of one group."""
     records = group.records
     answered = [record for record in records if record.ok]
     came = amounts(group)
@@ -234,7 +232,6 @@ def summarize(group: PooledRuns, gpu_price: float | None = None) -> Summary:
         goodput=rates["good"],
         good_tokens_per_second=rates["good tokens"],
         tokens_per_event=tokens_per_event(records),
-        cost=_cost(rates["good tokens"], group.gpus, gpu_price),
     )
 
 
@@ -401,13 +398,3 @@ def amounts(group: PooledRuns) -> dict[str, Floats]:
                 tokens = tokens_of(record, per_event) if whole else len(record.tokens) * per_event
                 np.add.at(found["output"], own.of(came), tokens / len(record.tokens))
     return found
-
-
-def _cost(good: Estimate, gpus: int, price: float | None) -> Estimate:
-    if price is None:
-        return Estimate(math.nan, math.nan, math.nan)
-
-    def at(tokens: float) -> float:
-        return price * gpus / 3600 / tokens * 1e6 if tokens > 0 else math.inf
-
-    return Estimate(at(good.value), at(good.high), at(good.low))

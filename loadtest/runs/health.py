@@ -1,10 +1,8 @@
 """The health of a client process: its CPU share, and how late its loop wakes from short sleeps.
 
-Lateness is weighted by time. Of a client that freezes for 90 ms every 2.3 s, one sleep in a hundred
+A busy process sends requests late and stamps tokens late, which would look like a slow server.
+Lateness is weighted by time: of a client that freezes for 90 ms every 2.3 s, one sleep in a hundred
 is late, but a token that comes at any moment has a chance of 4 % to be stamped late.
-
-A busy process sends requests late and stamps tokens late. Both would look like a slow server. So
-every client process also measures itself during a run.
 """
 
 import threading

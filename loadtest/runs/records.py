@@ -1,9 +1,7 @@
 """One record per request: when it was due, when it was sent, when each token came, how it ended.
 
-Times are seconds since the start of the run, so records of several processes share one clock.
-Latencies count from `scheduled`, not from `sent`: otherwise a client or server that falls behind
-looks faster (coordinated omission). Every percentile in a report comes from records, none from a
-histogram.
+Times are seconds since the start of the run. Latencies count from `scheduled`, not from `sent`:
+otherwise a client or server that falls behind looks faster (coordinated omission).
 """
 
 import errno

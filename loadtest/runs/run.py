@@ -5,11 +5,15 @@ that was spread over several machines only needs its files copied into one direc
 staircase has earlier.jsonl, too.
 """
 
+import os
+import platform
 import shlex
 import shutil
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +22,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from loadtest.errors import LoadTestError, faults
 from loadtest.runs.access import server_version
 from loadtest.runs.health import ProcessHealth, read_health
-from loadtest.runs.machine import hardware, versions
 from loadtest.runs.records import Record, read_records
 from loadtest.runs.server_metrics import read_facts
 from loadtest.runs.target import Target
@@ -101,8 +104,8 @@ def begin_run(
         "endpoint": target.endpoint,
         "schedule_sha256": fingerprint(copy),
         "server_version": server_version(target),
-        "versions": versions(),
-        "hardware": hardware(),
+        "versions": _versions(),
+        "hardware": _hardware(),
     }
     info["start_at"] = time.time() + lead
     write_json(directory / "run.json", info)
@@ -144,3 +147,43 @@ def _belongs(record: Record, schedule: Schedule) -> bool:
     if request.session_id is None:
         return due == request.timestamp / 1000
     return due >= request.timestamp / 1000 - 1e-6  # records are rounded to microseconds
+
+
+def _versions() -> dict[str, str]:
+    """The versions of the relevant packages that are installed."""
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for name in ("vllm-gac", "vllm", "torch", "locust", "gevent", "numpy", "matplotlib"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _hardware() -> dict[str, str]:
+    """The CPU, memory and GPUs of this machine, in words."""
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": f"{_cpu_model()}, {os.cpu_count()} logical cores",
+        "memory": f"{pages / 2**30:.0f} GiB",
+        "gpu": _gpus(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _gpus() -> str:
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "none"
+    return "; ".join(answer.stdout.strip().splitlines()) or "none"

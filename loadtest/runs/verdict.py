@@ -21,9 +21,7 @@ class Verdict:
     """`reasons` say why the run is INVALID. Each names the number, the limit and a remedy."""
 
     reasons: tuple[str, ...]
-    lag_p50: float
     lag_p99: float
-    lag_max: float
 
     @property
     def valid(self) -> bool:
@@ -39,18 +37,15 @@ def judge(
 ) -> Verdict:
     """Judge the client of a run of `scheduled` requests by `expected_processes` processes."""
     lags = np.array([r.lag for r in records if not math.isnan(r.sent)])
-    p50, p99 = (
-        np.percentile(lags, [50, 99], method="inverted_cdf") if len(lags) else (math.nan,) * 2
-    )
-    worst = float(lags.max()) if len(lags) else math.nan
+    p99 = float(np.percentile(lags, 99, method="inverted_cdf")) if len(lags) else math.nan
     reasons = [
         *_missing(len(records), scheduled, len(processes), expected_processes),
         *_own_faults(records),
-        *_late_sending(float(p99), records),
+        *_late_sending(p99, records),
         *_late_reading(processes, records),
         *_busy(processes),
     ]
-    return Verdict(tuple(reasons), float(p50), float(p99), worst)
+    return Verdict(tuple(reasons), p99)
 
 
 def _missing(records: int, scheduled: int, processes: int, expected: int) -> list[str]:

@@ -1,9 +1,8 @@
 """Prompt and output lengths drawn from quantile tables of public production traces.
 
-No single lognormal, gamma or Weibull distribution fits these traces: the Kolmogorov-Smirnov
-distance is .13 to .21. But 24 quantiles with log-linear interpolation between them fit (<= .034).
-Input and output lengths are drawn independently: their rank correlation in the traces is below .08.
-Sources and licences are in length_tables.json and are copied into every schedule.
+24 quantiles with log-linear interpolation fit (Kolmogorov-Smirnov distance <= .034), and no single
+distribution does (.13 to .21). Input and output lengths are independent, as in the traces (rank
+correlation below .08). Sources and licences are copied into every schedule.
 """
 
 import functools

@@ -16,16 +16,13 @@ Seconds = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 
-# Burstiness of known services: (process, coefficient of variation of the gaps). The Azure presets
-# are fitted to the 2023 traces. ServeGen's are medians of its client groups (Xiang et al., 2025).
-# AlpaServe's is the burstiest of its evaluation (Li et al., OSDI 2023).
+# Burstiness of known services: (process, coefficient of variation of the gaps), fitted to Azure's
+# traces of 2023; AlpaServe's is the burstiest of its evaluation (Li et al., OSDI 2023).
 PRESETS: dict[str, tuple[Literal["gamma", "weibull"], float]] = {
     "steady": ("gamma", 0.0),
     "poisson": ("gamma", 1.0),
     "azure-conversation": ("gamma", 1.1),
     "azure-code": ("weibull", 3.2),
-    "servegen-large": ("gamma", 1.2),
-    "servegen-mid": ("gamma", 2.0),
     "alpaserve": ("gamma", 8.0),
 }
 

@@ -5,11 +5,10 @@ Each line is a JSON object with Mooncake's key names: `timestamp` (ms), `input_l
 shared prefix. Requests of one `session_id` are turns of a conversation: each is due `delay` ms
 after the answer to the one before, and not before its timestamp. `cancel_after` is when the client
 hangs up if the answer is not whole, in ms from when the request is due. `body` is what the
-request's JSON has besides, or instead: a prompt, an adapter as `model`, a temperature. Other tools
-can replay the file, and we can replay their traces. NAME.traffic.json beside NAME.jsonl holds the
-rest: block size, vocabulary, seed and scenario. A file without it, or whose companion has no
-`traffic`, is a *trace* of another tool: its time counts from its first request, be it in
-milliseconds since 1970.
+request's JSON has besides, or instead: a prompt, an adapter as `model`, a temperature.
+NAME.traffic.json beside NAME.jsonl holds the rest: block size, vocabulary, seed and scenario. A
+file without it, or without `traffic` in it, is a *trace* of another tool, whose time counts from
+its first request.
 """
 
 import hashlib

@@ -74,7 +74,7 @@ def _run(
         record = Record(index, due, 20, _TOKENS, due, tokens, tokens[-1], 200, 20, _TOKENS)
         records.append(record)
     info = {"label": label, "start": start, "schedule_sha256": str(id(schedule))}
-    verdict = Verdict((), 0.0, 0.0, 0.0)
+    verdict = Verdict((), 0.0)
     return Run(Path(start), info, schedule, records, [], verdict, {})
 
 

@@ -22,7 +22,7 @@ pytest.importorskip("matplotlib")
 from loadtest.ab import ab
 from loadtest.ab.ab import _in_turn, _staircases, _warmup, run_comparison
 from loadtest.ab.comparison_file import Server, load_comparison
-from loadtest.ab.measure import Staircase, _name_of_start, up
+from loadtest.ab.measure import Staircase, Turn, name_of_start, up
 from loadtest.ab.progress import prediction
 from loadtest.ab.server import Running
 from loadtest.mock_server import Timing
@@ -162,7 +162,9 @@ def test_a_start_is_one_even_if_the_comparison_goes_on_later(tmp_path: Path) -> 
     comparison = load_comparison(written(tmp_path))
     (slow, _) = comparison.servers
     names = [
-        _name_of_start(comparison, slow, Running(None, "", None, 0.0, since=since), tmp_path)
+        name_of_start(
+            Turn(comparison, slow, "slow-1", tmp_path), Running(None, "", None, 0.0, since)
+        )
         for since in (1.0, 1.0, 2.0)
     ]
     assert names[0] == names[1] != names[2]
@@ -173,7 +175,9 @@ def test_a_start_is_one_even_if_the_comparison_goes_on_later(tmp_path: Path) -> 
 
     with scripted(metrics) as url:
         there = Server(label="there", model="m", url=url)
-        name = _name_of_start(comparison, there, Running(None, url, None, 0.0), tmp_path)
+        name = name_of_start(
+            Turn(comparison, there, "there-1", tmp_path), Running(None, url, None, 0.0)
+        )
     assert name == f"{url} since 1700000000"
 
 
@@ -185,12 +189,14 @@ def test_a_server_elsewhere_that_is_restarted_has_a_start_each_turn(tmp_path: Pa
     for turn in (1, 2):
         with (
             pytest.raises(LoadTestError, match="no answer"),  # after the restart, where nothing is
-            up(comparison, there, f"there-{turn}", tmp_path / "w.jsonl", tmp_path),
+            up(Turn(comparison, there, f"there-{turn}", tmp_path), tmp_path / "w.jsonl"),
         ):
             pass
     assert (tmp_path / "told").read_text() == "again\nagain\n"
     names = [
-        _name_of_start(comparison, there, Running(None, "", None, 0.0, since=since), tmp_path)
+        name_of_start(
+            Turn(comparison, there, "there-1", tmp_path), Running(None, "", None, 0.0, since)
+        )
         for since in (1.0, 2.0)
     ]
     assert names[0] != names[1]
@@ -198,7 +204,7 @@ def test_a_server_elsewhere_that_is_restarted_has_a_start_each_turn(tmp_path: Pa
     failing = there.model_copy(update={"restart": "sh -c 'exit 3'"})
     with (
         pytest.raises(LoadTestError, match="restart: exited with 3"),
-        up(comparison, failing, "there-3", tmp_path / "w.jsonl", tmp_path),
+        up(Turn(comparison, failing, "there-3", tmp_path), tmp_path / "w.jsonl"),
     ):
         pass
 
@@ -221,7 +227,7 @@ def test_a_trace_is_replayed_by_all_servers_at_its_rate_and_at_others(tmp_path: 
     assert one.traffic["shared_prefix_fraction"] == pytest.approx(5 / 6)
     # Each repeat has the same requests, so all of its runs have partners.
     comparison = load_comparison(written(tmp_path, text))
-    found = [_staircases(comparison, 1, repeat, tmp_path)[0].steps[0] for repeat in (1, 2)]
+    found = [_staircases(comparison, repeat, tmp_path)[0].steps[0] for repeat in "12"]
     assert len({fingerprint(step.schedule) for step in found}) == 1
     with pytest.raises(LoadTestError, match=r"mine\.jsonl: lasts 3 s at 4 requests per second"):
         mine.schedule(4.0, 3.5, 1)
@@ -258,11 +264,11 @@ def test_steps_whose_client_did_not_keep_up_are_repeated_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     comparison = load_comparison(written(tmp_path))
-    first, _ = _staircases(comparison, 1, 1, tmp_path)
+    first, _ = _staircases(comparison, "1", tmp_path)
     climbed: list[Staircase] = []
 
     def climb(*given: Any) -> list[Path]:
-        staircase = given[4]
+        staircase = given[2]
         climbed.append(staircase)
         return [
             write_run(tmp_path / "runs" / name, lag=0.1 if name.endswith("8-per-second") else 0.001)
@@ -270,7 +276,7 @@ def test_steps_whose_client_did_not_keep_up_are_repeated_once(
         ]
 
     monkeypatch.setattr(ab, "climb", climb)
-    runs = ab._climb(comparison, comparison.servers[0], None, "slow-1", first, tmp_path)  # type: ignore[arg-type]
+    runs = ab._climb(Turn(comparison, comparison.servers[0], "slow-1", tmp_path), None, first)  # type: ignore[arg-type]
     assert [run.name for run in runs] == [
         "smoke-5-per-second",
         "smoke-8-per-second",

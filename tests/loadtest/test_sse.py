@@ -47,10 +47,6 @@ def test_an_event_is_complete_with_its_last_byte() -> None:
     assert parser.feed(b"\n\n") == [b"d"]
 
 
-def test_a_byte_order_mark_and_a_missing_space_are_allowed() -> None:
-    assert feed_all([b"\xef\xbb\xbfdata:x\n\n"]) == [b"x"]
-
-
 def test_blank_lines_and_comments_are_no_events() -> None:
     assert feed_all([b"\n\n: keep-alive\n\n\n"]) == []
 

@@ -140,15 +140,6 @@ def test_repeats_of_other_lengths_pool_into_blocks_of_about_one_length(tmp_path:
     assert summary.goodput.value <= summary.offered
 
 
-def test_the_cost_is_that_of_good_tokens(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path / "a"))
-    run.info["gpus"] = 2
-    summary = summarize(group_runs([run])[0], gpu_price=1.8)
-    per_second = summary.good_tokens_per_second.value
-    assert summary.cost.value == pytest.approx(2 * 1.8 / 3600 / per_second * 1e6)
-    assert summary.cost.low <= summary.cost.value <= summary.cost.high
-
-
 def test_repeats_of_one_schedule_are_paired(runs: list[Path]) -> None:
     groups = group_runs([load_run(run) for run in runs])
     for comparison in compare(groups, "dense"):
