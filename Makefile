@@ -100,7 +100,7 @@ test-wheel: dist  ## the wheel in an environment of its own, and the tests that 
 	  -c build/bare/constraints.txt dist/*.whl hypothesis pytest pytest-timeout pytest-xdist
 	build/bare/bin/vllm-gac --help > build/bare/help.txt
 	cd build/bare && bin/python -P -c "import vllm_gac; print(vllm_gac.__file__, vllm_gac.__version__)"
-	build/bare/bin/vllm-gac verify vllm_gac/demo/model
+	build/bare/bin/vllm-gac inspect --verify vllm_gac/demo/model
 	OMP_NUM_THREADS=1 build/bare/bin/pytest --import-mode append --timeout 900 -n 2 -m "not slow and not gpu" \
 	  tests/errors tests/gpu tests/layout tests/options tests/test_import_rules.py
 

@@ -9,5 +9,5 @@ set -eu
 source=$1 held_out=$2 out=$3
 vllm-gac import "$source" "$out.imported"
 vllm-gac repair "$out.imported" --out "$out" --gpu "${GPU:-h200}"
-vllm-gac verify "$out"
+vllm-gac inspect --verify "$out"
 vllm-gac evaluate "$out" --against "$out.imported" --text "$held_out"

@@ -33,7 +33,7 @@ def test_every_example_runs(
         program, *args = shlex.split(example)
         if program == "vllm":
             assert args == ["serve", "DIR", "--load-format", "gac"]
-            assert main(["verify", args[1]]) == 0
+            assert main(["inspect", "--verify", args[1]]) == 0
             continue
         assert main([*args, *(FEW if args[0] == "compress" else ())]) == 0, example
 

@@ -13,7 +13,7 @@ from vllm_gac.cli import main
 
 VERBS = (
     *("calibrate", "compress", "evaluate", "export", "heal", "import", "inspect"),
-    *("plan", "profile", "repair", "verify"),
+    *("plan", "profile", "repair"),
 )  # fmt: skip
 _HEAL = ("heal", "m", "--teacher", "t", "--text", "x", "--out", "o")
 
@@ -94,7 +94,7 @@ def test_only_verbs_that_compute_import_torch(tmp_path: Path) -> None:
     for args in (
         ["--help"],
         ["inspect", tmp_path / "model"],
-        ["verify", tmp_path / "model"],
+        ["inspect", "--verify", tmp_path / "model"],
     ):
         assert command(*args, code=code).returncode == 0, args
 
@@ -149,7 +149,7 @@ def test_names_cannot_break_the_line_or_steer_the_terminal(
     evil = tmp_path / "a\nb\x1b[2Jc"
     assert r"a\nb\x1b[2Jc: " in error(capsys, "inspect", evil)
     write_model(evil, config(), lambda t: t.update({"x\r\u202e": ("BF16", (1,))}))
-    assert main(["verify", str(evil)]) == 1
+    assert main(["inspect", "--verify", str(evil)]) == 1
     (fault,) = capsys.readouterr().out.splitlines()
     assert r"x\r\u202e: " in fault
 
@@ -188,14 +188,24 @@ def test_inspect_joins_equal_layers(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_verify_a_sound_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(tmp_path, config())
+    assert main(["inspect", "--verify", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert (out.splitlines()[-1], err) == ("ok: 21 tensors, 25,760 parameters", "")
+    verified = {"ok": True, "faults": [], "tensors": 21, "parameters": 25760}
+    assert verified.items() <= result(capsys, "inspect", "--verify", tmp_path).items()
+
+
+def test_the_old_verb_is_taken_with_a_warning_and_not_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path, config())
     assert main(["verify", str(tmp_path)]) == 0
-    assert capsys.readouterr() == ("ok: 21 tensors, 25,760 parameters\n", "")
-    assert result(capsys, "verify", tmp_path) == {
-        "ok": True,
-        "faults": [],
-        "tensors": 21,
-        "parameters": 25760,
-    }
+    out, err = capsys.readouterr()
+    assert out.splitlines() == ["ok: 21 tensors, 25,760 parameters"]
+    assert "inspect --verify" in err
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "\n    verify" not in capsys.readouterr().out
 
 
 def test_verify_names_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,16 +215,16 @@ def test_verify_names_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[
         lambda tensors: tensors.pop("model.norm.weight"),
         fill={"lm_head.weight": b"\xff\x7f"},
     )
-    assert main(["verify", str(tmp_path)]) == 1
+    assert main(["inspect", "--verify", str(tmp_path)]) == 1
     out, err = capsys.readouterr()
     missing, nan = out.splitlines()
     assert missing.startswith(f"{tmp_path}: model.norm.weight: ")
     assert nan.startswith(f"{tmp_path / 'model.safetensors'}: lm_head.weight: ")
     assert without_bars(err) == ""
-    assert main(["verify", str(tmp_path), "--json"]) == 1
+    assert main(["inspect", "--verify", str(tmp_path), "--json"]) == 1
     assert len(json.loads(capsys.readouterr().out)["faults"]) == 2
 
 
 def test_verify_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(tmp_path)]) == 1
+    assert main(["inspect", "--verify", str(tmp_path)]) == 1
     assert capsys.readouterr().out.startswith(f"{tmp_path}: ")

@@ -51,7 +51,7 @@ def test_each_step_reads_what_the_one_before_wrote(
     assert made["kv_bytes_per_token"] == inspected["kv_bytes_per_token"]
     assert made["kv_bytes_per_token"] <= 0.75 * made["dense_kv_bytes_per_token"]
     assert inspected["format"] == "gac"
-    assert result(capsys, "verify", out)["ok"]
+    assert result(capsys, "inspect", "--verify", out)["ok"]
     measured = result(capsys, "evaluate", out, "--text", text, *RUN_OPTIONS)
     assert measured["perplexity"] > 1
     assert 0 < measured["tokens"] <= 512

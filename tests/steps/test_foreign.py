@@ -163,7 +163,7 @@ def test_verify_says_it_as_a_fault(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make, sentence = NOT_OURS[case]
-    assert main(["verify", str(make(tmp_path / "model"))]) == 1
+    assert main(["inspect", "--verify", str(make(tmp_path / "model"))]) == 1
     (fault,) = capsys.readouterr().out.splitlines()
     assert sentence in fault
 

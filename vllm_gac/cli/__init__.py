@@ -23,7 +23,6 @@ from vllm_gac.cli import (
     plan,
     profile,
     repair,
-    verify,
 )
 from vllm_gac.cli.output import logged_to_stderr
 from vllm_gac.errors import GacError
@@ -38,7 +37,6 @@ _VERBS = (
     compress,
     import_model,
     inspect,
-    verify,
     evaluate,
     calibrate,
     plan,

@@ -91,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
     perplexity = _perplexity(args, run_arguments(args) | {"revision": args.revision})
     if not math.isfinite(perplexity.perplexity):
         raise CheckpointError(
-            f"{args.directory}: perplexity is {perplexity.perplexity}; see 'vllm-gac verify'"
+            f"{args.directory}: perplexity is {perplexity.perplexity}; "
+            "see 'vllm-gac inspect --verify'"
         )
     if args.json:
         print_json(perplexity._asdict())

@@ -207,7 +207,7 @@ def _refuse_not_finite(before: Score, teacher_loss: float) -> None:
         raise HealingError(
             "before any training, the loss on the held-out text is not finite: "
             f"{before.loss:.4g} nats per token of the compressed model, {teacher_loss:.4g} of its "
-            "teacher; 'vllm-gac verify' says whether the weights of a model are finite"
+            "teacher; 'vllm-gac inspect --verify' says whether the weights of a model are finite"
         )
 
 

@@ -76,7 +76,9 @@ def inspect(directory: str | Path, *, revision: str | None = None) -> Inspection
     """
     model_format, checkpoint = open_any_format(model_directory(directory, revision))
     for fault in islice(faults(checkpoint), 1):
-        raise CheckpointError(f"{fault}; see 'vllm-gac verify {directory}' for every fault")
+        raise CheckpointError(
+            f"{fault}; see 'vllm-gac inspect --verify {directory}' for every fault"
+        )
     return _inspection(model_format, checkpoint)
 
 

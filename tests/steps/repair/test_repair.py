@@ -75,7 +75,7 @@ def test_the_command_reports_what_it_did(
         ("width", 21, 24),
         ("rank", 9, 16),
     }
-    assert result(capsys, "verify", tmp_path / "out")["ok"]
+    assert result(capsys, "inspect", "--verify", tmp_path / "out")["ok"]
     assert result(capsys, "inspect", tmp_path / "out")["aligned_fraction"] == 1.0
 
 

@@ -224,7 +224,9 @@ def _compared(
     perplexities = [exp_of_mean(sum(sums), tokens)[0] for sums in losses]
     for directory, perplexity in zip(directories, perplexities, strict=True):
         if not math.isfinite(perplexity):
-            raise CheckpointError(f"{directory}: perplexity is {perplexity}; see 'vllm-gac verify'")
+            raise CheckpointError(
+                f"{directory}: perplexity is {perplexity}; see 'vllm-gac inspect --verify'"
+            )
     counts = [batch.shape[1] - 1 for batch in tokens for _ in batch]
     interval = None
     if len(counts) >= MIN_WINDOWS:
