@@ -13,6 +13,7 @@ Everything else in this package is internal and may change without notice.
     inspect, verify   describe a model directory; find the reasons not to serve it
     evaluate          perplexity on text
     compare           the ratio of two models' perplexities, with its interval
+    GacConfig         the config of a compressed model in transformers
     open_checkpoint   read the config, the layout (ModelLayout) and the tensors of a directory
 
 `import vllm_gac` imports neither torch nor pydantic nor vllm, so that the command line and vLLM's
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from vllm_gac.layout.dims import ModelLayout
     from vllm_gac.planning.planner import plan
     from vllm_gac.planning.request import PlanRequest
+    from vllm_gac.serving.gac_config import GacConfig
     from vllm_gac.steps.calibrate.calibrate import calibrate
     from vllm_gac.steps.calibrate.request import CalibrateRequest
     from vllm_gac.steps.compress.compress import compress
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CalibrateRequest",
     "CompressRequest",
+    "GacConfig",
     "HealRequest",
     "ImportRequest",
     "ModelLayout",
@@ -70,6 +73,7 @@ __all__ = [
 _MODULES = {
     "CalibrateRequest": "vllm_gac.steps.calibrate.request",
     "CompressRequest": "vllm_gac.steps.compress.request",
+    "GacConfig": "vllm_gac.serving.gac_config",
     "HealRequest": "vllm_gac.steps.heal.request",
     "ImportRequest": "vllm_gac.steps.convert.request",
     "ModelLayout": "vllm_gac.layout.dims",

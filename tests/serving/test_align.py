@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
 from vllm.config.load import LoadConfig
 
 from tests.serving import aligned_engines
@@ -19,7 +18,7 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.serving.config.padding import align_config
-from vllm_gac.serving.hf_layouts import layout_of_hf, stored_layout
+from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.loader import GacModelLoader
 
 HEAD_DIM = 60
@@ -78,7 +77,7 @@ class ConfigStub(SimpleNamespace):
         cache_dtype: str = "auto",
         trainer: object = None,
     ) -> None:
-        hf_config = AutoConfig.from_pretrained(directory)
+        hf_config = GacConfig.from_pretrained(directory)
         super().__init__(
             model_config=SimpleNamespace(
                 model=str(directory),
@@ -100,11 +99,13 @@ class ConfigStub(SimpleNamespace):
 
     @property
     def served(self) -> ModelLayout:
-        return layout_of_hf(self.model_config.hf_config)
+        layout: ModelLayout = self.model_config.hf_config.served
+        return layout
 
     @property
     def stored(self) -> ModelLayout:
-        return stored_layout(self.model_config.hf_config)
+        layout: ModelLayout = self.model_config.hf_config.stored
+        return layout
 
 
 def aligned(directory: Path, asked: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -148,8 +149,8 @@ def test_weights_from_a_trainer_are_refused_where_dims_are_padded(model: Path) -
 def test_the_config_travels_with_both_layouts(model: Path) -> None:
     config = aligned(model, align="measured")
     sent = pickle.loads(pickle.dumps(config.model_config.hf_config))
-    assert layout_of_hf(sent) == config.served
-    assert stored_layout(sent) == config.stored
+    assert sent.served == config.served
+    assert sent.stored == config.stored
 
 
 def test_each_tensor_parallel_part_of_a_width_is_aligned(model: Path) -> None:

@@ -30,6 +30,7 @@ from vllm_gac.layout.tensor_parallel import repeated_heads, repeated_tensor
 from vllm_gac.serving.config import merging
 from vllm_gac.serving.config.padding import align_config
 from vllm_gac.serving.config.tensor_parallel import shard_config
+from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.loader import GacModelLoader
 from vllm_gac.serving.loading.merged_factors import merged_tensors
 from vllm_gac.serving.metrics import _other_types
@@ -176,9 +177,8 @@ def test_models_of_other_tools_are_merged(tool: str, tmp_path: Path) -> None:
     checkpoint = open_any_format(tmp_path / "model")[1]
     stub: Any = ModelConfigStub(tmp_path / "model", dict(checkpoint.raw_config))
     apart = streamed(stub)
-    stub.hf_config.gac = checkpoint.layout.without_ranks().section()
-    stub.hf_config.gac_stored = checkpoint.layout.section()
-    stub.hf_config.gac_stored_kv_heads = checkpoint.layout.num_key_value_heads
+    stub.hf_config = GacConfig.of(stub.hf_config)
+    stub.hf_config.serve(checkpoint.layout.without_ranks())
     found = streamed(stub)
     assert found.keys() == checkpoint.layout.without_ranks().tensors().keys()
     for linear in RANKS:

@@ -1,7 +1,7 @@
 """The layout of a model after its dims are padded."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -37,7 +37,8 @@ def padded_layout(
     """
     if strategy == "none":
         return layout
-    align = partial(rules.align, strategy=strategy, gpu=gpu, tensor_parallel_size=tp)
+    # Many layers have the same dims.
+    align = cache(partial(rules.align, strategy=strategy, gpu=gpu, tensor_parallel_size=tp))
     layers = tuple(_padded(layout, layer, align, tp, quantized) for layer in layout.layers)
     return replace(layout, layers=layers)
 

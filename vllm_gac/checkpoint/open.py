@@ -30,7 +30,7 @@ from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
-from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.layout.dims import ModelLayout, layout_in
 from vllm_gac.layout.schema import HfConfig, validate
 
 if TYPE_CHECKING:
@@ -191,7 +191,8 @@ def checkpoint_of(
     Raises CheckpointError if the config is none of a known family, or a fused tensor is wrong.
     """
     where = str(directory / "config.json")
-    config, layout = validate(HfConfig, dict(raw), where), layout_of(raw, where)
+    config = validate(HfConfig, dict(raw), where)
+    layout = layout_in(config, where)
     if config.gac is None and not quantized(raw, directory):
         tensors = without_fused(directory, config.model_type, layout, tensors)
     return Checkpoint(directory, raw, config, layout, tensors)

@@ -329,7 +329,11 @@ def layout_of(raw_config: Mapping[str, Any], where: str = "config.json") -> Mode
     Raises:
         CheckpointError: naming `where` and the key, if a key is malformed or a dim is impossible.
     """
-    config = validate(HfConfig, dict(raw_config), where)
+    return layout_in(validate(HfConfig, dict(raw_config), where), where)
+
+
+def layout_in(config: HfConfig, where: str = "config.json") -> ModelLayout:
+    """The layout that a validated config.json describes; as `layout_of`."""
     if config.gac is None:
         return _dense_layout(config, where)
     gac = config.gac

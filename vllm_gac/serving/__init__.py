@@ -1,6 +1,6 @@
 """The vLLM side of the project: plugin, config, loading, model, attention and metrics.
 
 vLLM enters through `plugin.register`. Imports within this package point down: model -> attention ->
-config -> loading -> hf_layouts, registration, vllm_internals. Beside it only
+config -> loading -> gac_config, registration, vllm_internals. Beside it only
 `profiling.stock_attention` and `steps.evaluate.engine` import vllm.
 """

@@ -23,7 +23,7 @@ from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.config.token_bytes import kv_token_bytes
-from vllm_gac.serving.hf_layouts import layout_of_hf
+from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.planned_types import dtype_mismatch_warning, planned_types
 from vllm_gac.serving.vllm_internals import is_first_api_server
 from vllm_gac.version import version
@@ -54,7 +54,7 @@ class GacStatLogger(StatLoggerBase):
             _gauge("gac_kv_cache_tokens", text, "engine").labels(model, self.engine_index).set(room)
         if ARCHITECTURE not in (model_config.hf_config.architectures or []):
             return
-        layout = layout_of_hf(model_config.hf_config)
+        layout = GacConfig.of(model_config.hf_config).served
         dense = _dense(model_config.hf_config.to_dict(), layout)
         kv_bytes = (
             kv_token_bytes(layout, self.vllm_config),

@@ -13,8 +13,9 @@ from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.schema import HfConfig
-from vllm_gac.serving.config.dim_overrides import FIXED, FIXED_OF_EXPERTS, check_dims
+from vllm_gac.serving.config.overrides import FIXED, FIXED_OF_EXPERTS, resolve_overrides
 from vllm_gac.serving.config.parser import GacConfigParser
+from vllm_gac.serving.gac_config import GacConfig
 
 # Keys that users may change, or that change no answer.
 FREE = {"max_position_embeddings", "rms_norm_eps", "sliding_window", "rope", "experts"}
@@ -33,7 +34,7 @@ def checked(directory: Path, overrides: dict[str, Any]) -> None:
     """Read the config, override it and check it, as vLLM and the hook do."""
     _, hf_config = GacConfigParser().parse(directory, trust_remote_code=False)
     hf_config.update(overrides)
-    check_dims(hf_config)
+    resolve_overrides(GacConfig.of(hf_config))
 
 
 def test_every_key_of_the_schema_is_fixed_free_or_a_name() -> None:

@@ -24,6 +24,7 @@ from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.config.foreign_code import FOREIGN, ForeignCodeHook
 from vllm_gac.serving.config.hook import GacConfigHook
 from vllm_gac.serving.config.parser import GacConfigParser
+from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.loader import GacModelLoader
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -96,7 +97,7 @@ def served_by(directory: Path, load_format: str, **overrides: Any) -> str:
         from vllm_gac.serving.config import hook
 
         hook._choose_load_format(asked.load_config)
-        hook._preflight(directory, asked)  # type: ignore[arg-type]
+        hook._preflight(directory, GacConfig.of(hf_config), asked.load_config)
     if asked.load_config.load_format != "gac":
         return "vLLM"
     loader = GacModelLoader(asked.load_config)

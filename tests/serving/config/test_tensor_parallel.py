@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.models.utils import PPMissingLayer
 
@@ -20,7 +19,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.tensor_parallel import repeated_heads
 from vllm_gac.serving.config.padding import align_config
 from vllm_gac.serving.config.tensor_parallel import shard_config
-from vllm_gac.serving.hf_layouts import layout_of_hf, stored_layout
+from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.loader import GacModelLoader
 
 LAYERS = [
@@ -46,7 +45,7 @@ def config(
     trained: bool = False,
 ) -> Any:
     """The fields of vLLM's config that hook and loader read, for the model in `directory`."""
-    hf_config = AutoConfig.from_pretrained(directory)
+    hf_config = GacConfig.from_pretrained(directory)
     return SimpleNamespace(
         model_config=SimpleNamespace(
             model=str(directory),
@@ -72,11 +71,11 @@ def test_fewer_heads_than_ranks_are_repeated_and_the_stored_layout_is_kept(model
     shard_config(asked)
     hf_config = asked.model_config.hf_config
     on_disk = open_checkpoint(model).layout
-    assert stored_layout(hf_config) == on_disk
-    assert layout_of_hf(hf_config) == repeated_heads(padded_layout(on_disk, "minimal", tp=4), 4)
+    assert hf_config.stored == on_disk
+    assert hf_config.served == repeated_heads(padded_layout(on_disk, "minimal", tp=4), 4)
     assert asked.model_config.model_arch_config == 4
     shard_config(asked)  # the hook may run twice
-    assert stored_layout(hf_config) == on_disk
+    assert hf_config.stored == on_disk
 
 
 def test_a_config_without_parallelism_stays_as_it_is(model: Path) -> None:
@@ -94,7 +93,7 @@ def test_the_loader_streams_padded_and_repeated_tensors(model: Path, tp: int) ->
     for _ in range(2):  # reloading makes a new loader, which has only the config
         stream = GacModelLoader(asked.load_config).get_all_weights(asked.model_config, nn.Module())
         shapes = {name: tuple(tensor.shape) for name, tensor in stream}
-        assert shapes == layout_of_hf(asked.model_config.hf_config).tensors()
+        assert shapes == asked.model_config.hf_config.served.tensors()
 
 
 @pytest.mark.parametrize(

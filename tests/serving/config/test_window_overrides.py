@@ -8,9 +8,9 @@ from vllm.engine.arg_utils import EngineArgs
 
 from tests.serving.models import HETEROGENEOUS, write_model
 from vllm_gac.errors import CheckpointError
+from vllm_gac.serving.config.overrides import resolve_overrides
 from vllm_gac.serving.config.parser import GacConfigParser
-from vllm_gac.serving.config.window_overrides import resolve_window
-from vllm_gac.serving.hf_layouts import check_overridden
+from vllm_gac.serving.gac_config import GacConfig
 
 LAYERS = [HETEROGENEOUS[0], HETEROGENEOUS[5]]
 QWEN2: dict[str, Any] = {"model_type": "qwen2", "sliding_window": 45, "max_window_layers": 0}
@@ -34,9 +34,9 @@ def window_of(directory: Path, overrides: dict[str, Any]) -> int | None:
     """The window that vLLM's attention layers get, by the rule of vLLM's arg_utils."""
     _, hf_config = GacConfigParser().parse(directory, trust_remote_code=False)
     hf_config.update(overrides)
-    resolve_window(hf_config)
-    check_overridden(hf_config)
-    resolve_window(hf_config)  # vLLM may run the hook on the same config twice
+    config = GacConfig.of(hf_config)
+    resolve_overrides(config)
+    resolve_overrides(config)  # vLLM may run the hook on the same config twice
     kinds = getattr(hf_config, "layer_types", None)
     all_windowed = kinds is None or set(kinds) == {"sliding_attention"}
     window: int | None = hf_config.sliding_window if all_windowed else None

@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
-from transformers import PreTrainedConfig
 from vllm.transformers_utils.config import patch_rope_parameters
 
 from tests.serving.models import HETEROGENEOUS, write_model
@@ -17,20 +16,20 @@ from tests.support.dense_models import YARN_ROPE
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import RopeParameters
+from vllm_gac.serving.config.overrides import resolve_overrides
 from vllm_gac.serving.config.parser import GacConfigParser
-from vllm_gac.serving.hf_layouts import check_overridden, layout_of_hf
-from vllm_gac.serving.loading.rope_overrides import check_rope
+from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.steps.verify import verify
 
 WITHOUT_TABLES = [HETEROGENEOUS[0], HETEROGENEOUS[5]]  # a dense layer, and one with latent keys
 
 
-def overridden(directory: Path, overrides: dict[str, Any]) -> PreTrainedConfig:
+def overridden(directory: Path, overrides: dict[str, Any]) -> GacConfig:
     """The config as vLLM reads and overrides it."""
     _, hf_config = GacConfigParser().parse(directory, trust_remote_code=False)
     hf_config.update(overrides)
     patch_rope_parameters(hf_config)
-    return hf_config
+    return GacConfig.of(hf_config)
 
 
 @pytest.mark.parametrize(
@@ -47,15 +46,15 @@ def test_an_override_reaches_all_layers_or_is_refused(
 ) -> None:
     write_model(tmp_path / "tables", HETEROGENEOUS[:3])
     with pytest.raises(CheckpointError, match=r"--hf-overrides: .*2 of 3 layers"):
-        check_rope(overridden(tmp_path / "tables", overrides))
+        resolve_overrides(overridden(tmp_path / "tables", overrides))
     write_model(tmp_path / "none", WITHOUT_TABLES)
-    check_rope(overridden(tmp_path / "none", overrides))
+    resolve_overrides(overridden(tmp_path / "none", overrides))
 
 
 def test_yarn_by_an_override_scales_the_scores_of_all_layers(tmp_path: Path) -> None:
     write_model(tmp_path / "none", WITHOUT_TABLES)
     before, after = (
-        layout_of_hf(overridden(tmp_path / "none", overrides))
+        overridden(tmp_path / "none", overrides).served
         for overrides in ({}, {"rope_parameters": YARN_ROPE | {"attention_factor": 1.5}})
     )
     assert after.score_scale == 1.5**2 * before.score_scale
@@ -65,30 +64,29 @@ def test_yarn_by_an_override_scales_the_scores_of_all_layers(tmp_path: Path) -> 
 def test_tables_are_named_before_a_spelling_that_they_would_refuse(tmp_path: Path) -> None:
     write_model(tmp_path / "tables", HETEROGENEOUS[:3])
     with pytest.raises(CheckpointError, match="2 of 3 layers"):
-        check_rope(overridden(tmp_path / "tables", {"rope_theta": 5e5}))
+        resolve_overrides(overridden(tmp_path / "tables", {"rope_theta": 5e5}))
 
 
 def test_overrides_that_do_not_change_rope_pass(tmp_path: Path) -> None:
     write_model(tmp_path / "tables", HETEROGENEOUS[:3])
     same = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000}}
     for overrides in ({}, same, {"rope_theta": 1e4}, {"max_position_embeddings": 4096}):
-        check_rope(overridden(tmp_path / "tables", overrides))
+        resolve_overrides(overridden(tmp_path / "tables", overrides))
 
 
 def test_an_override_that_engines_would_ignore_is_refused(tmp_path: Path) -> None:
     """transformers uses rope_parameters, and its own default for a rope_theta that is missing."""
     write_model(tmp_path / "none", WITHOUT_TABLES)
     with pytest.raises(CheckpointError, match=r"--hf-overrides: .*rope_theta") as refused:
-        check_rope(overridden(tmp_path / "none", {"rope_theta": 5e5}))
+        resolve_overrides(overridden(tmp_path / "none", {"rope_theta": 5e5}))
     spelled = json.loads(str(refused.value).split("'")[1])
     assert spelled["rope_parameters"]["rope_theta"] == 5e5
     hf_config = overridden(tmp_path / "none", spelled)
-    check_rope(hf_config)
-    check_overridden(hf_config)
+    resolve_overrides(hf_config)
     without_theta = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
     for overrides in (without_theta, {"rope_parameters": None}):
         with pytest.raises(CheckpointError, match=r"--hf-overrides: .*rope_theta"):
-            check_rope(overridden(tmp_path / "none", overrides))
+            resolve_overrides(overridden(tmp_path / "none", overrides))
 
 
 def _loads(directory: Path) -> dict[str, torch.Tensor]:

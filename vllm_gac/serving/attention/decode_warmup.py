@@ -15,7 +15,7 @@ from vllm_gac.kernels.decode.warmup import DecodeKind, warmup
 from vllm_gac.kernels.gpu_limits import is_hopper
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.attention.impl import PackedImpl
-from vllm_gac.serving.hf_layouts import layout_of_hf
+from vllm_gac.serving.gac_config import GacConfig
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
@@ -91,7 +91,7 @@ def _mlps(vllm_config: VllmConfig) -> set[tuple[int, torch.dtype]]:
     if model_config.architecture != ARCHITECTURE:  # vLLM's own model computes its MLPs
         return set()
     ranks = vllm_config.parallel_config.tensor_parallel_size
-    layout = layout_of_hf(model_config.hf_config)
+    layout = GacConfig.of(model_config.hf_config).served
     if layout.experts:  # vLLM's own computes them
         return set()
     return {(layer.intermediate_size // ranks, model_config.dtype) for layer in layout.layers}

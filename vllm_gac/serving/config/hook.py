@@ -9,7 +9,6 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.names import LOAD_FORMAT
 from vllm_gac.serving.config.cache_layout import choose_cache_layout
 from vllm_gac.serving.config.cuda_graphs import choose_cuda_graphs
-from vllm_gac.serving.config.dim_overrides import check_dims
 from vllm_gac.serving.config.engine_options import (
     check_engine_options,
     check_offloading,
@@ -17,15 +16,14 @@ from vllm_gac.serving.config.engine_options import (
 )
 from vllm_gac.serving.config.experts import check_experts
 from vllm_gac.serving.config.kv_transfer import check_kv_transfer
+from vllm_gac.serving.config.overrides import resolve_overrides
 from vllm_gac.serving.config.padding import align_config
 from vllm_gac.serving.config.quantization import resolve_cache_dtype
 from vllm_gac.serving.config.tensor_parallel import shard_config
-from vllm_gac.serving.config.window_overrides import resolve_window
-from vllm_gac.serving.hf_layouts import check_overridden, layout_of_hf, stored_layout
+from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.decode_fit import check_decode_kernel
 from vllm_gac.serving.loading.preflight import preflight
 from vllm_gac.serving.loading.quantized_checkpoint import check_cache_scheme, check_packed
-from vllm_gac.serving.loading.rope_overrides import check_rope
 from vllm_gac.serving.registration import refuse_if_unregistered
 
 if TYPE_CHECKING:
@@ -49,10 +47,7 @@ class GacConfigHook:
         """Parse the layout, so that a faulty config.json fails before anything starts."""
         refuse_if_unregistered()
         check_role(model_config)
-        check_dims(model_config.hf_config)
-        resolve_window(model_config.hf_config)
-        check_rope(model_config.hf_config)
-        check_overridden(model_config.hf_config)
+        resolve_overrides(GacConfig.of(model_config.hf_config))
         check_cache_scheme(model_config.hf_config)
 
     @staticmethod
@@ -64,12 +59,13 @@ class GacConfigHook:
         model_config, load_config = vllm_config.model_config, vllm_config.load_config
         _choose_load_format(load_config)
         resolve_cache_dtype(vllm_config)
-        check_experts(vllm_config, stored_layout(model_config.hf_config))
+        config = GacConfig.of(model_config.hf_config)
+        check_experts(vllm_config, config.stored)
         check_download_dir(model_config, load_config)
-        _preflight(Path(model_config.model), vllm_config)
+        _preflight(Path(model_config.model), config, load_config)
         align_config(vllm_config)
         shard_config(vllm_config)
-        layout = layout_of_hf(model_config.hf_config)
+        layout = config.served
         check_kv_transfer(vllm_config, layout)
         check_engine_options(vllm_config)
         check_offloading(vllm_config, layout)
@@ -114,14 +110,13 @@ def check_download_dir(model_config: "ModelConfig", load_config: "LoadConfig") -
         )
 
 
-def _preflight(directory: Path, vllm_config: "VllmConfig") -> None:
+def _preflight(directory: Path, config: GacConfig, load_config: "LoadConfig") -> None:
     """Check the tensor headers of a local directory, unless weights are dummies."""
-    hf_config = vllm_config.model_config.hf_config
-    dummy = vllm_config.load_config.model_loader_extra_config.get("weights") == "dummy"
+    dummy = load_config.model_loader_extra_config.get("weights") == "dummy"
     if not directory.is_dir() or dummy:
         return
-    quantization = getattr(hf_config, "quantization_config", None)
+    quantization = getattr(config, "quantization_config", None)
     if quantization is None:
-        preflight(directory, stored_layout(hf_config))
+        preflight(directory, config.stored)
     else:
-        check_packed(directory, stored_layout(hf_config), quantization)
+        check_packed(directory, config.stored, quantization)

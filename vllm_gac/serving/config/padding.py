@@ -8,7 +8,7 @@ from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.errors import CheckpointError
 from vllm_gac.serving.config.merging import merged_layout
 from vllm_gac.serving.config.quantization import requested_quantization
-from vllm_gac.serving.hf_layouts import set_served_layout, stored_layout
+from vllm_gac.serving.gac_config import GacConfig, set_served_layout
 from vllm_gac.serving.loading.options import loader_options
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def align_config(vllm_config: "VllmConfig") -> None:
     """
     model_config = vllm_config.model_config
     options = loader_options(vllm_config.load_config.model_loader_extra_config)
-    stored = stored_layout(model_config.hf_config)
+    stored = GacConfig.of(model_config.hf_config).stored
     if options.merge_factors:
         stored = merged_layout(vllm_config, stored)
         set_served_layout(model_config, stored)

@@ -22,7 +22,7 @@ from vllm_gac.importers import recognize
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.config.foreign_code import mentions_gac, refuse_foreign_code
-from vllm_gac.serving.loading.original_config import keep_original_config
+from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.preflight import open_to_serve
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
@@ -54,8 +54,8 @@ class GacConfigParser(ConfigParserBase):
         else:
             config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw, name_or_path=str(model))
         refuse_foreign_code(model, raw, raw.get("architectures"), kwargs.get("hf_overrides"))
-        if "gac" in raw:
-            keep_original_config(config)
+        if "gac" in raw and config.model_type in FAMILIES:
+            config = GacConfig.adopt(config)
         return raw, config
 
 

@@ -6,7 +6,7 @@ from vllm.logger import init_logger
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.tensor_parallel import check_split, repeated_heads
-from vllm_gac.serving.hf_layouts import layout_of_hf, set_served_layout
+from vllm_gac.serving.gac_config import GacConfig, set_served_layout
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -26,7 +26,7 @@ def shard_config(vllm_config: "VllmConfig") -> None:
             sends are made for them.
     """
     model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
-    layout = layout_of_hf(model_config.hf_config)
+    layout = GacConfig.of(model_config.hf_config).served
     tp = parallel.tensor_parallel_size
     check_split(layout, tp, parallel.pipeline_parallel_size)
     served = repeated_heads(layout, tp)

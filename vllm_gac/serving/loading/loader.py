@@ -31,9 +31,8 @@ from vllm_gac.checkpoint.open import Checkpoint, TensorReader, rope_faults
 from vllm_gac.checkpoint.tensor_files import OUT_OF_RANGE, all_in_range
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.names import LOAD_FORMAT
-from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.layout.tensor_parallel import repeated_tensor, with_heads_of
-from vllm_gac.serving.hf_layouts import layout_of_hf, stored_layout
+from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.merged_factors import check_has_factors, merged_tensors
 from vllm_gac.serving.loading.options import loader_options
 from vllm_gac.serving.loading.parallel_reads import read_in_parallel
@@ -67,7 +66,7 @@ class GacModelLoader(DefaultModelLoader):
             self._preflight(model_config)
         # A drafter gets the options of its gac model.
         if self.options.merge_factors and model_config.runner_type != "draft":
-            check_has_factors(stored_layout(model_config.hf_config))
+            check_has_factors(GacConfig.of(model_config.hf_config).stored)
         return super().create_model(vllm_config, model_config, prefix)
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
@@ -104,8 +103,8 @@ class GacModelLoader(DefaultModelLoader):
                 yield name, tensor
             return
         self.counter_before_loading_weights = time.perf_counter()  # vLLM logs the time since
-        served = validate(HfConfig, model_config.hf_config.to_dict(), "config.json")
-        repeated = layout_of_hf(model_config.hf_config)
+        config = GacConfig.of(model_config.hf_config)
+        repeated = config.served
         padded = with_heads_of(repeated, checkpoint.layout)
         other_stages = _prefixes_of_other_stages(model)
         names = [name for name in checkpoint.layout.tensors() if not name.startswith(other_stages)]
@@ -118,7 +117,7 @@ class GacModelLoader(DefaultModelLoader):
             if before.low_rank_linears and not padded.low_rank_linears:
                 before, finite_check = before.without_ranks(), self.options.finite_check
                 tensors = merged_tensors(tensors, model_config.dtype, finite_check)
-            for name, tensor in padded_tensors(before, padded, served.rope, tensors):
+            for name, tensor in padded_tensors(before, padded, config.checked.rope, tensors):
                 yield name, repeated_tensor(padded, repeated, name, tensor)
 
     def _stored_tensors(
@@ -161,7 +160,7 @@ class GacModelLoader(DefaultModelLoader):
         hf_config = model_config.hf_config
         packed = _is_packed(model_config)
         try:
-            layout = stored_layout(hf_config)
+            layout = GacConfig.of(hf_config).stored
         except CheckpointError as e:
             if getattr(model_config, "runner_type", None) != "draft":
                 raise CheckpointError(

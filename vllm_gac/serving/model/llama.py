@@ -25,8 +25,8 @@ from vllm.model_executor.models.utils import (
 )
 
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.schema import HfConfig, validate
-from vllm_gac.serving.hf_layouts import layout_of_hf
+from vllm_gac.layout.schema import HfConfig
+from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.quantized_checkpoint import check_weight_quantization
 from vllm_gac.serving.model.fp8_linear import Fp8Linear, Quantized, normed
 from vllm_gac.serving.model.fused_linears import is_eager_cuda, is_plain, warmup
@@ -230,12 +230,8 @@ class GacLlamaForCausalLM(LlamaForCausalLM):
         layer_type: type[nn.Module] = GacDecoderLayer,
     ) -> GacModel:
         """The model with our layers. `layer_type`, which LlamaForCausalLM passes, is ignored."""
-        hf_config = vllm_config.model_config.hf_config
-        layer = functools.partial(
-            GacDecoderLayer,
-            layout_of_hf(hf_config),
-            validate(HfConfig, hf_config.to_dict(), "config.json"),
-        )
+        config = GacConfig.of(vllm_config.model_config.hf_config)
+        layer = functools.partial(GacDecoderLayer, config.served, config.checked)
         model = GacModel(vllm_config=vllm_config, prefix=prefix, layer_type=layer)
         if model.do_not_compile:  # else Inductor decides about launches
             warmup(model, vllm_config.scheduler_config.max_num_batched_tokens)

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm_gac.alignment.zero_padding import Blocks, axes, grown
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LINEARS, ModelLayout
-from vllm_gac.serving.hf_layouts import layout_of_hf, stored_layout
+from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.vllm_internals import fit_before_validation
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def fit_adapters(manager: "LoRAModelManager", hf_config: "PreTrainedConfig") -> 
     """
     if manager.lora_config.target_modules is None:
         _check_all_adapted(manager.model)
-    stored, served = stored_layout(hf_config), layout_of_hf(hf_config)
+    config = GacConfig.of(hf_config)
+    stored, served = config.stored, config.served
     fit_before_validation(manager, lambda adapter: fit_adapter(adapter, stored, served))
 
 
