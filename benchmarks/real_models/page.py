@@ -16,6 +16,7 @@ COLUMNS = {
     "parameters": "parameters kept",
     "kv": "KV cache kept",
     "expected_loss": "expected loss, nats a token",
+    "set_aside": "divergence that compress measured, nats a token",
     "fp8_keys_loss": "expected loss of keys in FP8, nats a token",
     **{f"{text}_ratio": f"{text}: perplexity over dense" for text in TEXTS},
     **{f"{text}_interval": f"{text}: 95 % interval" for text in TEXTS},
@@ -62,7 +63,9 @@ def write_result(directories: Sequence[Path], out: Path) -> None:
 def _row(
     name: str, of: Mapping[str, Mapping[str, Any]], dense: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    row = {"row": name, **{key: of.get("model", {}).get(key) for key in list(COLUMNS)[1:5]}}
+    made = of.get("model", {})
+    row = {"row": name, "set_aside": (made.get("compress_measured") or {}).get("divergence")}
+    row |= {key: made.get(key) for key in ("parameters", "kv", "expected_loss", "fp8_keys_loss")}
     for text in TEXTS:
         if text in of:
             row |= {f"{text}_{what}": of[text][what] for what in _OF_A_TEXT}
