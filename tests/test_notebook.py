@@ -22,12 +22,12 @@ def cells() -> list[dict[str, Any]]:
     return [cell for cell in found if cell["cell_type"] == "code"]
 
 
-def test_it_is_stored_without_outputs() -> None:
+def test_the_notebook_is_stored_without_outputs() -> None:
     assert [(cell["outputs"], cell["execution_count"]) for cell in cells()] == [([], None)] * 6
 
 
 @pytest.mark.slow
-def test_its_cells_run_on_the_demo_model(tmp_path: Path) -> None:
+def test_cells_of_the_notebook_run_on_the_demo_model(tmp_path: Path) -> None:
     """In one interpreter, as a notebook runs them, with no file that spawned processes import."""
     code = "\n".join("".join(cell["source"]) for cell in cells())
     done = subprocess.run(

@@ -31,12 +31,12 @@ def holds(checkpoint: Checkpoint, expected: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_they_are_the_tensors_of_the_model(form: str, tmp_path: Path) -> None:
+def test_a_state_dict_has_the_tensors_of_the_model(form: str, tmp_path: Path) -> None:
     directory = write_bin(tmp_path / "bin", config(), **FORMS[form])
     assert holds(open_checkpoint(directory), weights(config(), torch.bfloat16))
 
 
-def test_as_a_module_gives_it(tmp_path: Path) -> None:
+def test_a_state_dict_as_a_module_gives_it_is_read(tmp_path: Path) -> None:
     """An OrderedDict with metadata, parameters, and tied embeddings in one storage."""
     raw, module = config(tie_word_embeddings=True), torch.nn.Module()
     tensors = weights(raw, torch.bfloat16)

@@ -19,7 +19,7 @@ ASKED = PlanRequest(param_ratio=0.85, kv_ratio=0.75)
 ROOT = Path(__file__).parents[2]
 
 
-def test_it_fits_the_model_and_the_budgets() -> None:
+def test_the_shipped_plan_fits_the_model_and_the_budgets() -> None:
     dense = open_checkpoint(MODEL)
     plan = read_plan(PLAN, dense)
     assert (plan.param_ratio, plan.kv_ratio) == (ASKED.param_ratio, ASKED.kv_ratio)

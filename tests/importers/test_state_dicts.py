@@ -19,7 +19,7 @@ from vllm_gac.cli import main
 GUIDE = ROOT / "docs" / "guide.md"
 
 
-def test_they_are_compressed_as_safetensors_are(
+def test_state_dicts_are_compressed_as_safetensors_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = write_text(tmp_path / "text.txt")

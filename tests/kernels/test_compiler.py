@@ -245,7 +245,9 @@ def has_room(kind: DecodeKind, capability: tuple[int, int]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [HOPPER, (12, 0)])  # most and least shared memory
-def test_so_do_wide_shapes(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_wide_shapes_compile(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds = [kind for kind in WIDE if kind.cache_dtype != FP8 or converts_e4m3(capability)]
     kinds = distinct([kind for kind in kinds if has_room(kind, capability)], capability)
     kinds = kinds[:: 4 if capability == HOPPER else 9]  # all take ten minutes

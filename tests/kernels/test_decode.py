@@ -45,7 +45,7 @@ def test_an_fp8_cache_gives_its_numbers_as_they_are() -> None:
 
 
 @pytest.mark.gpu
-def test_so_it_does_on_a_gpu() -> None:
+def test_fp8_codes_are_decoded_on_a_gpu() -> None:
     check_codes("cuda")
 
 
@@ -65,7 +65,7 @@ def test_random_batches_are_within_half_a_percent(keys: str, first: int) -> None
 
 
 @pytest.mark.gpu
-def test_so_are_latents_that_64_rows_meet_and_whose_sizes_are_odd() -> None:
+def test_latents_of_odd_sizes_that_64_rows_meet_are_decoded() -> None:
     batch = random_batch(39, SIZES["any"])
     assert batch.latent is not None
     assert batch.max_query_len * batch.geometry.query_heads == 64

@@ -21,7 +21,7 @@ def test_rows_that_are_not_contiguous_are_refused() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(30))
-def test_on_a_gpu(seed: int) -> None:
+def test_fp8_rows_agree_with_torch_on_a_gpu(seed: int) -> None:
     check(seed, "cuda")
 
 

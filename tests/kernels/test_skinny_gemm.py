@@ -14,7 +14,7 @@ def test_kernels_match_torch_in_tritons_interpreter() -> None:
     assert run_interpreted("tests.kernels.skinny_gemm_cases").count("checked") == CASES
 
 
-def test_it_is_for_gpus_it_was_measured_on() -> None:
+def test_skinny_gemm_is_for_gpus_it_was_measured_on() -> None:
     x, weight = torch.empty(1, 4096).bfloat16(), torch.empty(1600, 4096).bfloat16()
     assert faster_tiling(x, [weight], False) is None
 
@@ -46,6 +46,6 @@ def test_many_tokens_are_for_cublas() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(60))
-def test_on_a_gpu(seed: int) -> None:
+def test_skinny_gemm_agrees_with_torch_on_a_gpu(seed: int) -> None:
     check(seed, "cuda")
     check_activation(seed, "cuda")

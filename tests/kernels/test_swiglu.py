@@ -13,19 +13,19 @@ def test_kernel_matches_torch_in_tritons_interpreter() -> None:
     assert run_interpreted("tests.kernels.swiglu_cases").count("checked") == 20
 
 
-def test_it_is_for_gpus_it_was_measured_on() -> None:
+def test_swiglu_is_for_gpus_it_was_measured_on() -> None:
     x, weight = torch.empty(4, 1024).bfloat16(), torch.empty(8192, 1024).bfloat16()
     assert not is_faster(x, weight)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(40))
-def test_on_a_gpu(seed: int) -> None:
+def test_swiglu_agrees_with_torch_on_a_gpu(seed: int) -> None:
     check(seed, "cuda")
 
 
 @pytest.mark.gpu
-def test_it_is_for_a_few_tokens_of_wide_mlps() -> None:
+def test_swiglu_is_for_a_few_tokens_of_wide_mlps() -> None:
     def of(tokens: int, features: int, width: int, dtype: torch.dtype = torch.bfloat16) -> bool:
         x = torch.empty(tokens, width, dtype=dtype, device="cuda")
         return is_faster(x, torch.empty(2 * features, width, dtype=dtype, device="cuda"))

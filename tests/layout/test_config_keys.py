@@ -286,7 +286,7 @@ def test_a_key_that_we_do_not_serve_is_refused_of_dense_and_gac_models(key: str)
 
 @pytest.mark.parametrize("key", sorted(REFUSED_IN_ROPE))
 @pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
-def test_so_is_a_parameter_of_rope(key: str, spelling: str) -> None:
+def test_an_unknown_parameter_of_rope_is_refused(key: str, spelling: str) -> None:
     rope = {"rope_type": "default", "rope_theta": 1e4, key: [16, 24, 24]}
     with pytest.raises(CheckpointError, match=rf"config\.json: {key}: "):
         layout_of(config(**{spelling: rope}))

@@ -24,7 +24,7 @@ def is_listening(port: int) -> bool:
     return True
 
 
-def test_it_listens_inside_the_block_and_not_after_an_error(tmp_path: Path) -> None:
+def test_a_server_listens_inside_the_block_and_not_after_an_error(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "loadtest", "mock", "--port", str(port)]
     environment = {"PYTHONPATH": str(ROOT)}
@@ -40,7 +40,7 @@ def test_it_listens_inside_the_block_and_not_after_an_error(tmp_path: Path) -> N
     assert not is_listening(port)
 
 
-def test_its_children_end_with_it(tmp_path: Path) -> None:
+def test_children_of_a_server_end_with_it(tmp_path: Path) -> None:
     port = free_port()
     mock = f"{sys.executable} -m loadtest mock --port {port}"
     command = ["sh", "-c", f"sleep 600 & echo $! >{tmp_path}/child; {mock}; true"]

@@ -93,7 +93,7 @@ def test_no_budget_is_exceeded_and_every_dim_is_an_allowed_one(
         assert dim == align(dim, strategy, role) or dim in whole, (where, dim)
 
 
-def test_it_is_the_best_of_all_choices(models: dict[str, Checkpoint]) -> None:
+def test_a_plan_is_the_best_of_all_choices(models: dict[str, Checkpoint]) -> None:
     """Two layers with keys and values of their own sizes. The test tries all plans."""
     tiny = models["tiny"]
     dense, losses = tiny.layout, made_up_losses(models["tiny"].layout)

@@ -98,7 +98,7 @@ def _served(model: Path, backend: str, cache: str, **options: Any) -> dict[str, 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("eager", [False, True])
-def test_it_agrees_with_vllms_own_attention(eager: bool) -> None:
+def test_gac_attention_agrees_with_vllms(eager: bool) -> None:
     """Compiled and in full CUDA graphs, or neither; in chunks, and with cached prompts."""
     stock, ours = (
         _served(demo.MODEL, backend, "auto", enforce_eager=eager)
@@ -133,7 +133,7 @@ def _error(found: Answers, expected: Answers) -> float:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", FAMILIES)
-def test_so_does_a_model_of_every_family(family: str, tmp_path: Path) -> None:
+def test_every_family_answers_alike_with_gac_attention(family: str, tmp_path: Path) -> None:
     window = {"sliding_window": 64} if family == "mistral" else {}
     raw = config(
         model_type=family,

@@ -125,7 +125,9 @@ def test_a_qwen3_with_latent_keys_answers_as_the_reference(
 
 
 @pytest.mark.gpu
-def test_so_does_a_quantized_one_with_a_scaled_cache(tmp_path: Path) -> None:
+def test_a_quantized_qwen3_with_a_scaled_cache_answers_as_its_rounded_weights(
+    tmp_path: Path,
+) -> None:
     """Its keys are normed, so that only values can be large."""
     packed, rounded = _packed(tmp_path, QWEN3, "W4A16", 1, LARGE_VALUES, model_type="qwen3")
     found = in_engine_process(_answers, str(packed), GPU_OPTIONS)

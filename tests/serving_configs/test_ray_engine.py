@@ -107,7 +107,7 @@ def test_an_engine_that_does_not_start_says_why_in_a_sentence(model: str, senten
     assert str(error.value) == sentence
 
 
-def test_its_output_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_a_replica_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
     asyncio.run(started()).stop()
     assert "about vllm serve m" in capfd.readouterr().err
 

@@ -24,7 +24,7 @@ ARGUMENTS = (32, 128, 0.1, 8, None, None, "auto")
 
 
 @pytest.mark.slow
-def test_it_decodes_as_plain_torch_in_tritons_interpreter() -> None:
+def test_the_backend_decodes_as_plain_torch_in_tritons_interpreter() -> None:
     said = run_interpreted("tests.serving.attention.own_cases")
     assert said.count("within half a percent") == 4
 

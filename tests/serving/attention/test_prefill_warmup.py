@@ -78,7 +78,7 @@ def test_every_class_compiles_once_without_and_with_a_past(
     assert pasts == [False, True]
 
 
-def test_so_does_every_kind_of_scales(
+def test_every_kind_of_scales_is_compiled_for(
     layers: dict[str, SimpleNamespace], runs: list[tuple[Any, ...]]
 ) -> None:
     scales = torch.ones(()), torch.ones(4), torch.ones(())

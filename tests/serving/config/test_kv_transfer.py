@@ -180,7 +180,7 @@ def test_each_child_of_a_multi_connector_is_checked() -> None:
         check_kv_transfer(multi("ExampleConnector", "LMCacheConnectorV1"), MIXED)
 
 
-def test_so_is_each_child_of_one_within_another() -> None:
+def test_each_child_of_a_nested_multi_connector_is_checked() -> None:
     def nested(connector: str) -> Any:
         inner = {"connectors": [{"kv_connector": connector, "kv_role": "kv_both"}]}
         child = {"kv_connector": "MultiConnector", "kv_connector_extra_config": inner}

@@ -79,7 +79,7 @@ def test_users_name_it_by_one_flag(name: str) -> None:
 
 @pytest.mark.parametrize("architecture", [family.architecture for family in FAMILIES.values()])
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "fp8"])
-def test_it_is_taken_for_every_family_and_cached_head_by_head(
+def test_gac_attention_is_taken_for_every_family_and_cached_head_by_head(
     architecture: str, dtype: str
 ) -> None:
     assert _hooked(_asked(cache_dtype=dtype, architecture=architecture)) == "LBHNC"
@@ -121,7 +121,7 @@ def test_what_it_does_not_do_is_refused(changes: dict[str, Any], sentence: str) 
         _hooked(_asked(**changes))
 
 
-def test_it_needs_a_gpu_that_has_the_format_and_room_for_the_heads(
+def test_gac_attention_needs_a_gpu_with_the_format_and_room_for_the_heads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_on(monkeypatch, (8, 0), *MODULES)
@@ -140,7 +140,7 @@ def test_it_needs_a_gpu_that_has_the_format_and_room_for_the_heads(
 @pytest.mark.parametrize(
     ("name", "value"), [("VLLM_BATCH_INVARIANT", "1"), ("VLLM_KV_CACHE_LAYOUT", "LHBNC")]
 )
-def test_so_is_what_the_environment_asks(
+def test_variables_that_gac_attention_does_not_honour_are_refused(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)

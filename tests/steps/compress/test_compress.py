@@ -358,7 +358,9 @@ class TestInterrupted:
         assert files_of(self.out) == files_of(tmp_path / "undisturbed")
         assert not self.partial.exists()
 
-    def test_neither_forgotten_nor_mixed_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_stopped_run_is_neither_forgotten_nor_mixed_up(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         self.interrupt(monkeypatch, KeyboardInterrupt())
         with pytest.raises(CheckpointError, match=r"--resume.*stats\.safetensors"):
             self.run()

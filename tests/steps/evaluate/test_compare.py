@@ -33,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_it_is_the_ratio_of_what_evaluate_says_of_each(
+def test_compare_gives_the_ratio_of_what_evaluate_says_of_each(
     models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = ("--text", models / "text", "--quiet")
