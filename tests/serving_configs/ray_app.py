@@ -30,6 +30,7 @@ ENVIRONMENT = os.environ | {
     "RAY_COLOR_PREFIX": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # of 15 by default: starved where something else runs
 }
 
 # `serve run FILE`, and again for each file named on standard input, with a Ray that fits a small
