@@ -153,6 +153,16 @@ def test_repeats_of_one_schedule_are_paired(runs: list[Path]) -> None:
                     assert speedup.high == pytest.approx(1.25, abs=0.1)
 
 
+def test_replays_of_one_trace_are_paired(tmp_path: Path) -> None:
+    runs = []
+    for name in ("dense-1", "gac-1", "gac-2", "dense-2", "gac-3", "dense-3"):
+        run = load_run(write_run(tmp_path / name, name.partition("-")[0]))
+        run.info["start"] = name
+        runs.append(run)
+    (found,) = compare(group_runs(runs), "dense")
+    assert (found.paired, found.left_out, found.starts) == (3, 0, 3)
+
+
 def test_capacity_has_limits_and_few_requests_prove_nothing(runs: list[Path]) -> None:
     groups = group_runs([load_run(run) for run in runs], slo_ttft=0.5)
     found = capacities(groups)
