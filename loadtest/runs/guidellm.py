@@ -76,7 +76,8 @@ def _runs(path: Path, content: dict[str, Any]) -> Iterator[Run]:
             "client": "guidellm",
             "schedule_sha256": f"{fingerprint(path)}@{rate:g}",
             "window": [times["measure_start_time"] - begun, ends],
-            "command": f"guidellm {json.dumps(backend)}",
+            # Not all of the backend: it has the key.
+            "command": f"guidellm, {strategy['type_']} at {rate:g}/s",
             "base_url": backend.get("target", ""),
             "model": backend.get("model") or "",
             "endpoint": backend.get("request_format") or "",
