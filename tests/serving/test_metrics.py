@@ -29,15 +29,14 @@ def published(
     """
     import torch
     from prometheus_client import REGISTRY
+    from transformers import CONFIG_MAPPING
 
     from vllm_gac.serving.metrics import GacStatLogger
 
     known = REGISTRY._names_to_collectors
     for gauge in {known[name] for name in list(known) if name.startswith("gac_")}:
         REGISTRY.unregister(gauge)
-    hf_config = SimpleNamespace(
-        architectures=raw["architectures"], name_or_path="", to_dict=lambda: raw
-    )
+    hf_config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
     model = SimpleNamespace(hf_config=hf_config, served_model_name="m", dtype=getattr(torch, dtype))
     cache = SimpleNamespace(
         cache_dtype=cache_dtype,
