@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.common.engine_process import Engine
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.layout.names import LOAD_FORMAT
+from vllm_gac.layout.families import LOAD_FORMAT
 
 _CONTEXT, _STEP_TOKENS = 4096, 2048
 # Tokens of the cache for each sequence, on average.

@@ -9,7 +9,7 @@ from tests.compression.methods.one_layer import OneLayer, one_layer
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.methods.prune import prune_channels, prune_order
-from vllm_gac.compression.outliers import clip_weights, size_limit
+from vllm_gac.compression.moments import clip_weights, size_limit
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import mlp_activations
 from vllm_gac.compression.refit import Streams, layer_output, refit_layer

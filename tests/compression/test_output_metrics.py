@@ -19,6 +19,7 @@ from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.methods.lowrank import Factors
 from vllm_gac.compression.methods.statistics import metric_of, of_input
+from vllm_gac.compression.moments import shrunk
 from vllm_gac.compression.output_metrics import measure_output_metrics
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import (
@@ -30,7 +31,6 @@ from vllm_gac.compression.reference_model import (
     logits,
     reference,
 )
-from vllm_gac.compression.shrinkage import shrunk
 from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LINEARS

@@ -6,7 +6,7 @@ import torch
 from vllm_gac.compression.measured import shrink_covariances
 from vllm_gac.compression.methods.prune import prune_channels, prune_order
 from vllm_gac.compression.methods.statistics import NORMED_KEYS
-from vllm_gac.compression.shrinkage import shrunk, toward_diagonal
+from vllm_gac.compression.moments import shrunk, toward_diagonal
 
 
 @pytest.mark.parametrize("samples", [1, 5, 200, 100_000])

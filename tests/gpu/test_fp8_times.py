@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.gpu.test_latency import DECODE, DENSE, H200, LAYER, PREFILL, heads, low_rank
 from vllm_gac.gpu.latency.decode import decode_microseconds
+from vllm_gac.gpu.latency.deployment import estimated_times
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, roofline
 from vllm_gac.gpu.latency.layer import (
     DENSE as STOCK_MODEL,
@@ -18,7 +19,6 @@ from vllm_gac.gpu.latency.layer import (
     layer_microseconds,
     mlp_microseconds,
 )
-from vllm_gac.gpu.latency.missing import estimated_times
 from vllm_gac.gpu.latency.passes import fused_microseconds, pass_microseconds
 from vllm_gac.gpu.profile import FUSED_PART, FusedPasses, PassTime, SustainedTime, Types
 

@@ -16,7 +16,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.tensor_parallel import repeated_heads
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.serving.config.experts import check_experts
+from vllm_gac.serving.config.engine_options import check_experts
 from vllm_gac.serving.loading.quantized_checkpoint import check_packed
 from vllm_gac.steps.compress.compress import compress
 from vllm_gac.steps.compress.request import CompressRequest

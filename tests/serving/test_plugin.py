@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from tests.serving.models import HETEROGENEOUS, write_model
 from vllm_gac.errors import VersionError
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.serving import plugin, registration, vllm_internals
 from vllm_gac.serving.after_import import run_after_import
 
@@ -37,7 +37,7 @@ print([m for m in sys.modules if m.split(".")[0] in ("vllm", "torch", "transform
 
 def test_everything_is_registered_after_vllm_imports_its_registries() -> None:
     code = """
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.serving import plugin, registration
 plugin.register(); plugin.register()
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER as loaders
@@ -83,7 +83,7 @@ FIRST = [
 @pytest.mark.parametrize("first", FIRST)
 def test_everything_is_registered_whatever_is_imported_first(first: str) -> None:
     code = f"""
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.serving import plugin, registration
 plugin.register()
 {first}

@@ -5,7 +5,6 @@ import logging
 from pathlib import Path
 
 from vllm_gac.cli.budgets import print_budgets
-from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import (
     BUDGETS,
     MODEL,
@@ -24,7 +23,7 @@ from vllm_gac.cli.options import (
     request_of,
     text_file,
 )
-from vllm_gac.cli.output import named, print_json, quoted, serve_hint
+from vllm_gac.cli.output import named, print_json, print_layers, quoted, serve_hint
 from vllm_gac.options import options_of
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress.request import CompressRequest

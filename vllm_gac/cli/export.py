@@ -2,9 +2,8 @@
 
 import argparse
 
-from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import MODEL, Verbs, add_json, add_restart, add_revision, path
-from vllm_gac.cli.output import print_json
+from vllm_gac.cli.output import print_json, print_layers
 
 
 def add_parser(verbs: Verbs) -> None:

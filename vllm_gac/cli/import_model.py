@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import (
     Verbs,
     add_json,
@@ -14,7 +13,7 @@ from vllm_gac.cli.options import (
     path,
     request_of,
 )
-from vllm_gac.cli.output import print_json, quoted, serve_hint
+from vllm_gac.cli.output import print_json, print_layers, quoted, serve_hint
 from vllm_gac.steps.convert.request import ImportRequest
 
 if TYPE_CHECKING:

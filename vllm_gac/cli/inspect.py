@@ -4,9 +4,8 @@ import argparse
 import logging
 from typing import TYPE_CHECKING
 
-from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import MODEL, Verbs, add_json, add_revision, path
-from vllm_gac.cli.output import print_json
+from vllm_gac.cli.output import print_json, print_layers
 
 if TYPE_CHECKING:
     from vllm_gac.steps.verify import Verification

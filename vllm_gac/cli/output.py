@@ -1,4 +1,4 @@
-"""Print results, as one line of JSON or as text in columns."""
+"""Print results, as one line of JSON or as text in columns, and a model's layers as a table."""
 
 import json
 import logging
@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,22 @@ class _Line(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         kind = "warning: " if record.levelno >= logging.WARNING else ""
         return f"vllm-gac: {kind}{sentence(record.getMessage())}"
+
+
+def print_layers(layers: Sequence[dict[str, Any]]) -> None:
+    """Print one row for each run of equal layers. `layers` are as in config.json."""
+    print_table(("layers", "keys", "values", "MLP width", "ranks"), list(_rows(layers)))
+
+
+def _rows(layers: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    for layer, numbers in groupby(range(len(layers)), key=layers.__getitem__):
+        first, *rest = numbers
+        key, value = layer["key"], layer["value"]
+        ranks = [f"{name.split('.')[1]} {rank}" for name, rank in layer["ranks"].items()]
+        yield (
+            f"{first}-{rest[-1]}" if rest else str(first),
+            f"{key['form']} {key['heads']} x {key['size']}",
+            f"{value['heads']} x {value['size']}",
+            str(layer["intermediate_size"]),
+            ", ".join(ranks) or "-",
+        )

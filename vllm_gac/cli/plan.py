@@ -5,7 +5,6 @@ import os
 from typing import TYPE_CHECKING
 
 from vllm_gac.cli.budgets import print_budgets
-from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import (
     BUDGETS,
     MODEL,
@@ -17,7 +16,7 @@ from vllm_gac.cli.options import (
     path,
     plan_request,
 )
-from vllm_gac.cli.output import named, print_json, quoted
+from vllm_gac.cli.output import named, print_json, print_layers, quoted
 from vllm_gac.options import options_of
 from vllm_gac.planning.request import PlanRequest
 

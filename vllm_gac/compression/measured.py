@@ -18,8 +18,8 @@ from vllm_gac.compression.methods.statistics import (
     metric_of,
     of_input,
 )
+from vllm_gac.compression.moments import toward_diagonal
 from vllm_gac.compression.probes import probes, whole_sequences
-from vllm_gac.compression.shrinkage import toward_diagonal
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 
 # The fp64 covariance [n, n] of the input of each linear, by the linear's name. Beside them the

@@ -17,9 +17,8 @@ import torch
 from vllm_gac.checkpoint.open import TensorReader
 from vllm_gac.compression.backward import backward
 from vllm_gac.compression.methods.statistics import of_input
-from vllm_gac.compression.moments import second_moment
+from vllm_gac.compression.moments import second_moment, shrunk
 from vllm_gac.compression.reference_model import Reference, batches, layer_forward
-from vllm_gac.compression.shrinkage import shrunk
 
 
 def measure_output_metrics(

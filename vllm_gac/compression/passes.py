@@ -37,8 +37,7 @@ from vllm_gac.compression.methods.statistics import (
     expand_o_proj,
     metric_of,
 )
-from vllm_gac.compression.moments import second_moment
-from vllm_gac.compression.outliers import clip_weights, size_limit
+from vllm_gac.compression.moments import clip_weights, second_moment, size_limit
 from vllm_gac.compression.output_metrics import measure_output_metrics
 from vllm_gac.compression.probes import (
     DRAWS,

@@ -14,12 +14,11 @@ from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
 from vllm_gac.checkpoint.layer_shards import read_layer
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.compression.experts import mixed_experts
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.qk_norm import norm_heads, norm_latents
 from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
-from vllm_gac.layout.schema import HfConfig
+from vllm_gac.layout.schema import Experts, HfConfig
 
 Tensor: TypeAlias = torch.Tensor
 # Called with a linear's name, e.g. "self_attn.o_proj", and its input [batch, tokens, in] or its
@@ -340,3 +339,38 @@ def batches(sequences: Tensor, tokens: int = 4096) -> Iterator[Tensor]:
     count = max(1, tokens // max(1, sequences.shape[1]))
     for start in range(0, len(sequences), count):
         yield sequences[start : start + count]
+
+
+def mixed_experts(
+    experts: Experts, weights: Mapping[str, torch.Tensor], normed: torch.Tensor
+) -> torch.Tensor:
+    """What the experts of a layer make of its normed states.
+
+    Args:
+        experts: How many there are, and how many a token goes to.
+        weights: The layer's tensors, by their names within the layer.
+        normed: [batch, tokens, hidden].
+
+    Returns:
+        [batch, tokens, hidden]: the sum of each token's experts, weighted by their shares of the
+        softmax, which is computed in fp32 at least, as engines do.
+    """
+    rows = normed.flatten(0, -2)
+    precise = torch.promote_types(rows.dtype, torch.float32)
+    shares = linear(rows, weights["mlp.gate.weight"]).softmax(-1, dtype=precise)
+    shares, chosen = shares.topk(experts.num_experts_per_tok)
+    if experts.norm_topk_prob:
+        shares = shares / shares.sum(-1, keepdim=True)
+    mixed = torch.zeros_like(rows)
+    for expert in range(experts.num_experts):
+        tokens, place = torch.where(chosen == expert)
+        if not len(tokens):
+            continue
+        gate, up, down = (weights[f"mlp.experts.{expert}.{x}_proj.weight"] for x in _LINEARS)
+        output = linear(silu(linear(rows[tokens], gate)) * linear(rows[tokens], up), down)
+        share = shares[tokens, place, None].to(rows.dtype)
+        mixed.index_add_(0, tokens, share * output)
+    return mixed.view(normed.shape)
+
+
+_LINEARS = ("gate", "up", "down")

@@ -17,8 +17,7 @@ from typing import TypeAlias
 import torch
 from torch.nn.functional import linear as apply
 
-from vllm_gac.compression.moments import second_moment
-from vllm_gac.compression.outliers import clip_weights, size_limit
+from vllm_gac.compression.moments import clip_weights, second_moment, size_limit
 from vllm_gac.compression.reference_model import (
     Reference,
     after_mlp,

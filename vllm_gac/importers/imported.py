@@ -15,8 +15,7 @@ from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
-from vllm_gac.layout.families import FAMILIES
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.families import ARCHITECTURE, FAMILIES
 from vllm_gac.layout.schema import HfConfig, validate
 
 if TYPE_CHECKING:

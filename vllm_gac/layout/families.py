@@ -1,7 +1,7 @@
 """The model families that are compressed and served, and how they differ.
 
 All have RMSNorm, grouped-query attention with RoPE and an MLP with SiLU and a gate, or several such
-MLPs as experts.
+MLPs as experts. And the names of gac models in config.json, and of their load format in vLLM.
 """
 
 from collections.abc import Mapping
@@ -109,3 +109,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 )
 _NAMES = [family.name for family in FAMILIES.values()]
 NAMES = f"{', '.join(_NAMES[:-1])} and {_NAMES[-1]}"
+
+
+ARCHITECTURE = "GacLlamaForCausalLM"
+LOAD_FORMAT = "gac"

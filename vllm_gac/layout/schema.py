@@ -27,8 +27,7 @@ from vllm_gac.layout.config_keys import (
     refuse_unserved_rope,
     without_idle_window,
 )
-from vllm_gac.layout.families import FAMILIES
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.families import ARCHITECTURE, FAMILIES
 from vllm_gac.layout.other_families import other_family
 
 

@@ -21,8 +21,8 @@ from vllm_gac.gpu.profile import Types
 from vllm_gac.gpu.profile_files import profile_of_gpu
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
-from vllm_gac.layout.names import ARCHITECTURE
-from vllm_gac.serving.config.token_bytes import kv_token_bytes
+from vllm_gac.layout.families import ARCHITECTURE
+from vllm_gac.serving.config.cache_layout import kv_token_bytes
 from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.planned_types import dtype_mismatch_warning, planned_types
 from vllm_gac.serving.vllm_internals import is_first_api_server

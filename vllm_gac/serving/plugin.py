@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from vllm_gac.errors import VersionError
-from vllm_gac.layout.names import ARCHITECTURE, LOAD_FORMAT
+from vllm_gac.layout.families import ARCHITECTURE, LOAD_FORMAT
 from vllm_gac.serving.after_import import run_after_import
 from vllm_gac.serving.registration import (
     BACKENDS,

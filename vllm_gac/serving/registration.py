@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from vllm_gac.errors import VersionError
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.families import ARCHITECTURE
 
 if TYPE_CHECKING:
     from vllm.transformers_utils.config_parser_base import ConfigParserBase

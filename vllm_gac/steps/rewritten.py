@@ -10,7 +10,7 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.writer import copy_auxiliary_files
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.texts.tokenizer import keep_tokens
 
 

@@ -20,7 +20,7 @@ from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.serving.config.foreign_code import FOREIGN, ForeignCodeHook
 from vllm_gac.serving.config.hook import GacConfigHook
 from vllm_gac.serving.config.parser import GacConfigParser

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.serving.loading.parallel_reads import read_in_parallel
+from vllm_gac.serving.loading.loader import read_in_parallel
 
 
 def read(name: str) -> torch.Tensor:

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm_gac.kernels.cache_scales import is_by_head
 from vllm_gac.kernels.decode.warmup import DecodeKind, warmup
 from vllm_gac.kernels.gpu_limits import is_hopper
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.serving.attention.impl import PackedImpl
 from vllm_gac.serving.gac_config import GacConfig
 

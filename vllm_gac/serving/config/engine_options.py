@@ -1,7 +1,7 @@
 """Refuses engine options that gac models do not support, in the front-end process.
 
 vLLM checks options with the attention backends that it chooses. Our layers name their backend
-themselves, so vLLM would not check ours.
+themselves, so vLLM would not check ours. So is what was not tried with a mixture of experts.
 """
 
 from typing import TYPE_CHECKING
@@ -16,13 +16,15 @@ from vllm.utils.platform_utils import is_uva_available
 from vllm_gac.errors import CheckpointError
 from vllm_gac.kernels.gpu_limits import converts_e4m3
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.families import FAMILIES, NAMES
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.families import ARCHITECTURE, FAMILIES, NAMES
 from vllm_gac.serving.loading.decode_fit import check_own_heads, gpu_capability
 from vllm_gac.serving.registration import BACKENDS, refuse_if_unregistered
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
@@ -253,3 +255,29 @@ def check_offloading(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
             f"weights for each step, which layer {latent} with latent keys would not see; leave "
             "out one of the two, or use --offload-backend prefetch"
         )
+
+
+def check_experts(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
+    """Check the options that concern experts, which vLLM's own block honours in ways of its own.
+
+    Raises:
+        CheckpointError: One is given, and the model has experts.
+    """
+    if layout.experts is None:
+        return
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    packed = getattr(model.hf_config, "quantization_config", None)
+    for option, is_given in (
+        ("config.json: quantization_config", packed is not None),
+        ("--quantization", model.quantization or model.quantization_config),
+        ("--enable-lora", vllm_config.lora_config),
+        ("--enable-expert-parallel", parallel.enable_expert_parallel),
+        ("--enable-eplb", parallel.enable_eplb),
+        ("--enable-dbo", parallel.enable_dbo),
+        ("--data-parallel-size", parallel.data_parallel_size > 1),
+    ):
+        if is_given:
+            raise CheckpointError(
+                f"{option}: not tried with experts beside compressed attention; leave it out, or "
+                "serve the dense model"
+            )

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_gac.checkpoint.strict_json import MAX_BYTES, read_bounded, read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
-from vllm_gac.layout.families import FAMILIES
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.families import ARCHITECTURE, FAMILIES
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.names import LOAD_FORMAT
+from vllm_gac.layout.families import LOAD_FORMAT
 from vllm_gac.serving.config.cache_layout import choose_cache_layout
 from vllm_gac.serving.config.cuda_graphs import choose_cuda_graphs
 from vllm_gac.serving.config.engine_options import (
     check_engine_options,
+    check_experts,
     check_offloading,
     check_role,
 )
-from vllm_gac.serving.config.experts import check_experts
 from vllm_gac.serving.config.kv_transfer import check_kv_transfer
 from vllm_gac.serving.config.overrides import resolve_overrides
 from vllm_gac.serving.config.padding import align_config

@@ -12,8 +12,8 @@ from vllm.logger import init_logger
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.serving.config.cache_layout import kv_token_bytes
 from vllm_gac.serving.config.quantization import quantizations
-from vllm_gac.serving.config.token_bytes import kv_token_bytes
 from vllm_gac.serving.loading.merged_factors import check_has_factors
 
 if TYPE_CHECKING:

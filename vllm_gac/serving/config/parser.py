@@ -19,8 +19,7 @@ from vllm_gac.checkpoint.hub import config_directory, model_directory
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
-from vllm_gac.layout.families import FAMILIES
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.families import ARCHITECTURE, FAMILIES
 from vllm_gac.serving.config.foreign_code import mentions_gac, refuse_foreign_code
 from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.preflight import open_to_serve

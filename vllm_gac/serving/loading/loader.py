@@ -10,7 +10,8 @@ device.
 
 import dataclasses
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 
@@ -30,12 +31,11 @@ from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, stored_dtype
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader, rope_faults
 from vllm_gac.checkpoint.tensor_files import OUT_OF_RANGE, all_in_range
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.names import LOAD_FORMAT
+from vllm_gac.layout.families import LOAD_FORMAT
 from vllm_gac.layout.tensor_parallel import repeated_tensor, with_heads_of
 from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.merged_factors import check_has_factors, merged_tensors
 from vllm_gac.serving.loading.options import loader_options
-from vllm_gac.serving.loading.parallel_reads import read_in_parallel
 from vllm_gac.serving.loading.preflight import preflight, refused_to_serve
 from vllm_gac.serving.loading.quantized_checkpoint import check_packed
 
@@ -206,3 +206,38 @@ def _out_of_range(where: str) -> CheckpointError:
         f"{where}: {OUT_OF_RANGE}; compress again, or serve it as it is with "
         "--model-loader-extra-config '{\"finite_check\": false}'"
     )
+
+
+def read_in_parallel(
+    read: Callable[[str], torch.Tensor], names: Iterable[str], threads: int
+) -> Generator[tuple[str, torch.Tensor], None, None]:
+    """Names and tensors as they become ready, which is nearly in the order of `names`.
+
+    Each thread reads at most two tensors ahead, so that memory stays bounded.
+
+    Args:
+        read: Reads one tensor by its name. Its exceptions are raised here.
+        names: The tensors to read, each once.
+        threads: How many threads read.
+    """
+    with ThreadPoolExecutor(threads, "read") as pool:
+        waiting: set[Future[tuple[str, torch.Tensor]]] = set()
+        try:
+            for name in names:
+                waiting.add(pool.submit(lambda name: (name, read(name)), name))
+                if len(waiting) >= 2 * threads:
+                    yield from _ready(waiting)
+            while waiting:
+                yield from _ready(waiting)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _ready(
+    waiting: set[Future[tuple[str, torch.Tensor]]],
+) -> Generator[tuple[str, torch.Tensor], None, None]:
+    """The results that are ready, at least one. They are removed from `waiting`."""
+    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+    waiting -= done
+    while done:
+        yield done.pop().result()

@@ -24,7 +24,7 @@ from vllm_gac.compression.reference_model import reference
 from vllm_gac.compression.statistics_file import check_stats, read_layer_stats, read_tokens
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.steps.compress.refitting import Refitting

@@ -12,12 +12,12 @@ from torch.nn.functional import kl_div
 
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.compression.arguments import check_count
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.reference_model import head_weights, reference, unembed
 from vllm_gac.errors import CheckpointError
 from vllm_gac.steps.evaluate.perplexity import (
     DEFAULT_SEQUENCE_LENGTH,
+    check_count,
     checked,
     exp_of_mean,
     last_states,

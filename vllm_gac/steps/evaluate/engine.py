@@ -17,7 +17,7 @@ from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.reference_model import refuse_unknown_tokens
 from vllm_gac.errors import CheckpointError, GacError
-from vllm_gac.layout.names import LOAD_FORMAT
+from vllm_gac.layout.families import LOAD_FORMAT
 from vllm_gac.steps.evaluate.perplexity import (
     DEFAULT_SEQUENCE_LENGTH,
     Perplexity,

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, faults
-from vllm_gac.compression.arguments import check_count
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.reference_model import (
     Reference,
@@ -29,6 +28,7 @@ from vllm_gac.compression.reference_model import (
     unembed,
 )
 from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.texts.token_text import windows
 
@@ -169,3 +169,16 @@ def last_states(
                 bar.update()
         bar.close()
     return hidden
+
+
+_MAX_COUNT = 10**15
+
+
+def check_count(flag: str, value: Any, minimum: int) -> None:
+    """Raise CheckpointError unless `value` is None or a whole number from `minimum` on."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _MAX_COUNT:
+        raise CheckpointError(
+            f"{flag} {sanitize(repr(value))}: expected a whole number, {minimum} or more"
+        )
