@@ -1,6 +1,6 @@
 """The chosen device, the memory that is announced, and that a GPU measures the same as a CPU."""
 
-import argparse
+import inspect
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import vllm_gac
 from benchmarks.common.llama3_8b import DENSE
 from tests.support import dense_models
 from tests.support.command import error
@@ -16,7 +17,6 @@ from tests.support.layer_stats import layer_stats
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
-from vllm_gac.cli.options import on_a_device
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.measured import (
@@ -39,13 +39,15 @@ def dense(tmp_path: Path) -> Path:
 
 
 def test_the_gpu_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    args = argparse.Namespace(max_tokens=None, sequence_length=None, device=None, quiet=True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
     for there, device in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        assert on_a_device(args)["device"] == device
-    args.device = "cpu"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert on_a_device(args)["device"] == "cpu"
+        assert prepare_device(None) == device
+        assert prepare_device("cpu") == "cpu"
+    functions = (vllm_gac.compress, vllm_gac.calibrate, vllm_gac.heal, vllm_gac.evaluate)
+    for function in (*functions, vllm_gac.compare):
+        assert inspect.signature(function).parameters["device"].default is None
 
 
 def test_a_gpu_is_asked_for_deterministic_products_before_its_first_one(

@@ -13,7 +13,6 @@ from vllm_gac.cli.options import (
     add_revision,
     add_run,
     given,
-    on_a_device,
     path,
     run_arguments,
     text_file,
@@ -110,7 +109,7 @@ def _compare(args: argparse.Namespace) -> int:
         args.text,
         revision=args.revision,
         against_revision=args.against_revision,
-        **on_a_device(args),
+        **run_arguments(args),
     )
     if args.json:
         print_json(dataclasses.asdict(comparison))
@@ -146,4 +145,4 @@ def _perplexity(args: argparse.Namespace, options: dict[str, Any]) -> "Perplexit
         return evaluate_engine(args.directory, args.text, **options)
     from vllm_gac.steps.evaluate.perplexity import evaluate
 
-    return evaluate(args.directory, args.text, revision=args.revision, **on_a_device(args))
+    return evaluate(args.directory, args.text, revision=args.revision, **run_arguments(args))

@@ -132,21 +132,17 @@ def add_device(parser: Section) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
-def on_a_device(args: argparse.Namespace) -> dict[str, Any]:
-    """The same as `run_arguments`, with the default device if none is given."""
-    return given(args, "max_tokens", "sequence_length") | device_arguments(args)
-
-
 def device_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The values of the options of `add_device`, with the default device if none is given.
+    """The values of the options of `add_device` that were given.
 
     Raises:
         GacError: If there is no such device.
     """
-    from vllm_gac.compression.devices import default_device
+    if args.device is not None and args.device != "cpu":
+        from vllm_gac.compression.devices import prepare_device
 
-    _check_device(args)
-    return {"device": args.device or default_device(), "progress": not args.quiet}
+        prepare_device(args.device)
+    return given(args, "device") | {"progress": not args.quiet}
 
 
 def add_restart(parser: Section) -> None:
@@ -160,15 +156,7 @@ def run_arguments(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         GacError: If there is no such device.
     """
-    _check_device(args)
-    return given(args, "max_tokens", "sequence_length", "device") | {"progress": not args.quiet}
-
-
-def _check_device(args: argparse.Namespace) -> None:
-    if args.device is not None and args.device != "cpu":
-        from vllm_gac.compression.devices import prepare_device
-
-        prepare_device(args.device)
+    return given(args, "max_tokens", "sequence_length") | device_arguments(args)
 
 
 def positive(text: str) -> int:

@@ -98,7 +98,7 @@ def calibrate(
     request: CalibrateRequest | None = None,
     *,
     revision: str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     progress: bool = True,
 ) -> None:
     """Measure the statistics of a dense model on text, and write them to a file.
@@ -114,7 +114,7 @@ def calibrate(
         out: The safetensors file to write; it must not exist.
         request: What to measure. None: a `CalibrateRequest` without any option.
         revision: A branch, tag or commit of a model on the Hub. None: main.
-        device: The torch device to compute on.
+        device: The torch device to compute on. None: the first GPU if there is one, else the CPU.
         progress: Whether to show a progress bar on stderr.
 
     Raises:
@@ -134,7 +134,7 @@ def calibrate(
         True
     """
     out, request = Path(out), request or CalibrateRequest()
-    prepare_device(device)
+    device = prepare_device(device)
     directory = model_directory(model, revision)
     finished_before(out, "calibrate", {})
     refuse_existing(out)

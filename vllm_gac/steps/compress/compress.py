@@ -72,7 +72,7 @@ def compress(
     held_out: Sequence[str | Path] = (),
     heal: Sequence[str | Path] = (),
     revision: str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     resume: bool = False,
     progress: bool = True,
 ) -> Compressed:
@@ -97,7 +97,7 @@ def compress(
         heal: Texts, as of `heal`, that each of these models is healed on before it is measured, on
             the request's `heal_tokens`. Empty: none is.
         revision: A branch, tag or commit of a model on the Hub. None: main.
-        device: The torch device to compute on.
+        device: The torch device to compute on. None: the first GPU if there is one, else the CPU.
         resume: Whether to continue a run that was stopped.
         progress: Whether to show progress bars on stderr.
 
@@ -126,7 +126,7 @@ def compress(
     """
     requested = Path(plan) if isinstance(plan, str) else plan or PlanRequest()
     request, stats = request or CompressRequest(), None if stats is None else Path(stats)
-    prepare_device(device)
+    device = prepare_device(device)
     directory = model_directory(model, revision)
     files = [directory, *given_files([*calibration, *held_out, *heal])]
     files += [file for file in (stats, requested) if isinstance(file, Path)]

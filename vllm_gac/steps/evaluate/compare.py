@@ -65,7 +65,7 @@ def compare(
     against_revision: str | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     max_tokens: int | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     progress: bool = False,
 ) -> Comparison:
     """Compare what two models predict on the same text.
@@ -83,7 +83,7 @@ def compare(
         against_revision: The same of an `against` on the Hub.
         sequence_length: Tokens of one window; at most the shorter of both contexts.
         max_tokens: How many tokens to use, as many of each text. None: all.
-        device: The torch device to compute on.
+        device: The torch device to compute on. None: the first GPU if there is one, else the CPU.
         progress: Whether to show a progress bar on stderr.
 
     Raises:
@@ -99,7 +99,7 @@ def compare(
         >>> found.ratio, found.perplexity == found.against
         (1.0, True)
     """
-    prepare_device(device)
+    device = prepare_device(device)
     check_count("--max-tokens", max_tokens, minimum=1)
     check_count("--sequence-length", sequence_length, minimum=1)
     directory = model_directory(model, revision)

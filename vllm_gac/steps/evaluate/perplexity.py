@@ -56,7 +56,7 @@ def evaluate(
     revision: str | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     max_tokens: int | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     progress: bool = False,
 ) -> Perplexity:
     """Compute the perplexity of a model on text files, with the fp32 reference model in torch.
@@ -72,7 +72,7 @@ def evaluate(
         revision: A branch, tag or commit of a model on the Hub. None: main.
         sequence_length: Tokens of one window; at most the model's context.
         max_tokens: How many tokens to use, as many of each text. None: all.
-        device: The torch device to compute on.
+        device: The torch device to compute on. None: the first GPU if there is one, else the CPU.
         progress: Whether to show a progress bar on stderr.
 
     Raises:
@@ -87,7 +87,7 @@ def evaluate(
         >>> found.tokens  # of 4 windows
         252
     """
-    prepare_device(device)
+    device = prepare_device(device)
     check_count("--max-tokens", max_tokens, minimum=1)
     check_count("--sequence-length", sequence_length, minimum=1)
     model = model_directory(model, revision)

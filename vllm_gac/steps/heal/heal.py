@@ -82,7 +82,7 @@ def heal(
     held_out: Sequence[str | Path] = (),
     revision: str | None = None,
     teacher_revision: str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     resume: bool = False,
     progress: bool = True,
 ) -> Healed:
@@ -101,7 +101,7 @@ def heal(
             from 4,096 to 65,536. Empty: as much of `text` is set aside.
         revision: A branch, tag or commit of a `directory` on the Hub. None: main.
         teacher_revision: The same of a `teacher` on the Hub.
-        device: The torch device to compute on.
+        device: The torch device to compute on. None: the first GPU if there is one, else the CPU.
         resume: Whether to continue a run that was stopped.
         progress: Whether to show progress bars on stderr.
 
@@ -137,7 +137,7 @@ def heal(
         True
     """
     out, request = Path(out), request or HealRequest()
-    prepare_device(device)
+    device = prepare_device(device)
     with distributed_context(device) as processes, ExitStack() as stack:
         with processes.fail_together():
             directory = model_directory(directory, revision)
