@@ -33,7 +33,7 @@ def test_covariances_are_those_of_the_linears_inputs(
 ) -> None:
     calibrate(model, [text], tmp_path / "stats", replace(RUN, methods=ALONE), progress=False)
     checkpoint = open_checkpoint(model)
-    measured = check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.config_sha256)
+    measured = check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.identity)
     assert measured.tokens == 1024
     fp64 = reference(checkpoint, torch.float64)
     tokens = load_file(tmp_path / "stats")["tokens"]
@@ -155,7 +155,7 @@ def test_statistics_without_neighbours_do_not_merge_values(
     calibrate(model, [text], tmp_path / "stats", replace(RUN, methods=ALONE), progress=False)
     checkpoint = open_checkpoint(model)
     with pytest.raises(CheckpointError, match="for 1 value heads at a time, 2 are to be made one"):
-        check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.config_sha256, value_group=2)
+        check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.identity, value_group=2)
 
 
 def test_an_existing_file_and_a_model_that_cannot_be_calibrated_are_refused(
@@ -208,14 +208,14 @@ def test_statistics_of_another_format_are_refused(
     checkpoint = open_checkpoint(model)
     said = f"statistics of format '{of or 1}', this release reads 3 and 4; calibrate again"
     with pytest.raises(VersionError, match=said):
-        check_stats(tmp_path / "other", checkpoint.layout, checkpoint.config_sha256)
+        check_stats(tmp_path / "other", checkpoint.layout, checkpoint.identity)
 
 
 def test_weights_are_no_statistics(model: Path) -> None:
     checkpoint = open_checkpoint(model)
     (weights,) = model.glob("*.safetensors")
     with pytest.raises(CheckpointError, match="not statistics that 'vllm-gac calibrate' wrote"):
-        check_stats(weights, checkpoint.layout, checkpoint.config_sha256)
+        check_stats(weights, checkpoint.layout, checkpoint.identity)
 
 
 def test_a_plan_that_shrinks_more_than_was_calibrated_for_is_refused(
@@ -228,7 +228,7 @@ def test_a_plan_that_shrinks_more_than_was_calibrated_for_is_refused(
     needed = covariances_of(making(checkpoint.layout, layout))
     assert needed == ["mlp.down_proj"]
     with pytest.raises(CheckpointError, match=r"nothing is known of the input of mlp\.down_proj"):
-        check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.config_sha256, needed=needed)
+        check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.identity, needed=needed)
 
 
 def test_too_little_text_is_said_with_what_is_enough(

@@ -186,7 +186,7 @@ def test_what_was_calibrated_for_no_low_rank_factorizes_nothing(
 ) -> None:
     calibrate(model, [text], tmp_path / "heads", replace(RUN, methods=("heads",)), progress=False)
     checkpoint = open_checkpoint(model)
-    found = (checkpoint.layout, checkpoint.config_sha256)
+    found = (checkpoint.layout, checkpoint.identity)
     with pytest.raises(CheckpointError, match=r"nothing is known of the output of mlp\.up_proj"):
         check_stats(tmp_path / "heads", *found, factorized=["mlp.up_proj"])
 

@@ -48,7 +48,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(measured: Path, stats: Path) -> None:
     """Read statistics as `plan` and `compress` do."""
     checkpoint = open_checkpoint(measured / "model")
-    found = check_stats(stats, checkpoint.layout, checkpoint.config_sha256)
+    found = check_stats(stats, checkpoint.layout, checkpoint.identity)
     read_errors(stats, checkpoint.layout, found)
     read_probes(stats, checkpoint.layout, found)
     read_whole(stats, found)
@@ -140,11 +140,22 @@ def test_metadata_that_do_not_say_what_was_measured(
         read(measured, tmp_path / "stats")
 
 
+def test_statistics_of_other_weights_are_refused(measured: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(measured / "model")
+    other = {**checkpoint.identity, "model_weights_sha256": "0" * 64}
+    with pytest.raises(CheckpointError, match="weights: differs"):
+        check_stats(measured / "stats", checkpoint.layout, other)
+    arrays, metadata = contents(measured / "stats")
+    del metadata["model_weights_sha256"]  # as statistics were before
+    save_file(arrays, tmp_path / "stats", metadata)
+    check_stats(tmp_path / "stats", checkpoint.layout, other)
+
+
 def test_a_sequence_longer_than_the_context_is_refused(measured: Path) -> None:
     """To refit on a sequence of ten million tokens takes gigabytes."""
     checkpoint = open_checkpoint(measured / "model")
     stats = measured / "stats"
-    found = check_stats(stats, checkpoint.layout, checkpoint.config_sha256)
+    found = check_stats(stats, checkpoint.layout, checkpoint.identity)
     with pytest.raises(CheckpointError, match="sequence_length: 64, more than the 63 tokens of"):
         read_tokens(stats, found, checkpoint.layout, 63)
 
@@ -163,7 +174,7 @@ def test_statistics_without_text_set_aside_are_read(measured: Path, tmp_path: Pa
     found = measured_plan(checkpoint, tmp_path / "stats", request)
     assert "expected_interval" not in found.notes
     dense = checkpoint.layout
-    of = check_stats(tmp_path / "stats", dense, checkpoint.config_sha256)
+    of = check_stats(tmp_path / "stats", dense, checkpoint.identity)
     losses = read_losses(tmp_path / "stats", dense, of)
     width = dense.layers[0].intermediate_size * 4 // 5
     assert losses[1]["width"][width] == pytest.approx(old[1][3], rel=1e-4)

@@ -50,7 +50,7 @@ def test_a_probe_is_about_how_far_the_model_with_that_part_compressed_diverges(
     directory, _, stats = calibrated
     checkpoint = open_checkpoint(directory)
     dense, model = checkpoint.layout, reference(checkpoint)
-    found = check_stats(stats, dense, checkpoint.config_sha256)
+    found = check_stats(stats, dense, checkpoint.identity)
     tokens = read_tokens(stats, found, dense, 256, HELD)
     measured = read_probes(stats, dense, found).mean(2)
     with checkpoint.reader() as read, torch.inference_mode():
@@ -78,7 +78,7 @@ def test_curves_fall_to_zero_are_convex_and_meet_the_probes(
     directory, _, stats = calibrated
     checkpoint = open_checkpoint(directory)
     dense = checkpoint.layout
-    measured = check_stats(stats, dense, checkpoint.config_sha256)
+    measured = check_stats(stats, dense, checkpoint.identity)
     losses = read_losses(stats, dense, measured)
     for layer in losses:
         assert set(layer) == {c.name for c in to_measure(dense, METHODS, 2)}
@@ -97,7 +97,7 @@ def test_whole_models_scale_the_losses_of_their_part(
     directory, _, stats = calibrated
     checkpoint = open_checkpoint(directory)
     dense = checkpoint.layout
-    measured = check_stats(stats, dense, checkpoint.config_sha256)
+    measured = check_stats(stats, dense, checkpoint.identity)
     probed, whole = read_probes(stats, dense, measured), read_whole(stats, measured)
     losses = read_losses(stats, dense, measured)
     same = whole_sequences(probed.shape[2])

@@ -73,7 +73,11 @@ class TestReading:
         assert read_plan(self.path, self.model) == self.plan
 
     def test_another_models(self) -> None:
-        self.refused("plan.json", model_config_sha256="0" * 64)
+        self.refused("plan.json: .*config.json", model_config_sha256="0" * 64)
+        self.refused("plan.json: .*weights", model_weights_sha256="0" * 64)
+        raw = self.plan.model_dump(mode="json", exclude={"model_weights_sha256"})
+        self.path.write_text(json.dumps(raw))  # as plans were before
+        assert read_plan(self.path, self.model).layers == self.plan.layers
 
     def test_budgets_that_are_not_met(self) -> None:
         budget = self.plan.kv_elements.model_dump() | {"used": 1}

@@ -68,7 +68,7 @@ def sign_tensors(directory: Path, tensors: "Mapping[str, torch.Tensor]") -> None
 def sign_files(directory: Path) -> None:
     """Write digests of all small files of a model directory beside those of its tensors."""
     signed = {
-        path.name: _sha256(path)
+        path.name: sha256_of_file(path)
         for path in sorted(directory.iterdir())
         if path.is_file() and not any(fnmatch(path.name, free) for free in _FREE)
     }
@@ -87,7 +87,7 @@ def changed_files(directory: Path) -> Iterator[str]:
     One may be missing: of a model on the Hub, not all are fetched.
     """
     for name, digest in Digests.of(directory).files.items():
-        if (directory / name).exists() and _sha256(directory / name) != digest:
+        if (directory / name).exists() and sha256_of_file(directory / name) != digest:
             yield not_as_written(directory / name)
 
 
@@ -100,6 +100,7 @@ def not_as_written(path: Path, tensor: str | None = None) -> str:
     )
 
 
-def _sha256(path: Path) -> str:
+def sha256_of_file(path: Path) -> str:
+    """The SHA-256 of a small file."""
     with open_untrusted(path) as file:
         return hashlib.sha256(file.read(_MOST_READ)).hexdigest()

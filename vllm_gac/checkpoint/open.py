@@ -98,10 +98,28 @@ class Checkpoint:
         yield from ()
 
     @cached_property
+    def identity(self) -> Mapping[str, str]:
+        """By what plans, statistics and compressed models know the model that they belong to."""
+        return {
+            "model_config_sha256": self.config_sha256,
+            "model_weights_sha256": self.weights_sha256,
+        }
+
+    @cached_property
     def config_sha256(self) -> str:
-        """SHA-256 of config.json on disk; plans and statistics identify their model by it."""
+        """SHA-256 of config.json on disk."""
         with open_untrusted(self.directory / "config.json") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """SHA-256 of all names, dtypes and shapes, of small tensors and of some bytes of others."""
+        digest = hashlib.sha256()
+        with closing(ShardFiles(self.directory)) as files:
+            for name, info in sorted(self.tensors.items()):
+                digest.update(f"{name}\0{info.dtype}\0{info.shape}\0".encode())
+                digest.update(files.sample(info))
+        return digest.hexdigest()
 
     def reader(self, any_value: bool = False) -> "TensorReader":
         """A context manager that reads tensors by name.

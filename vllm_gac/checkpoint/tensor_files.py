@@ -35,6 +35,7 @@ _HUGE_PAGE = 1 << 21
 # are no less. No model is trained to such weights; in a norm, they overflow in the next layers.
 _TOO_LARGE = {"BF16": 0x4780, "F16": 0x7C00, "F32": 0x47800000}
 OUT_OF_RANGE = "contains NaN or infinity, or a number of 65,536 or more, as no sound model does"
+_SMALL_BYTES, _SAMPLE_BYTES = 1 << 16, 1 << 12
 _PIECE_BYTES = 1 << 20  # stays in a core's cache between the two passes over it
 
 
@@ -89,6 +90,15 @@ class ShardFiles:
         if info.crc32 not in (None, checksum):
             return not_as_written(path, sanitize(name))
         return None if in_range else f"{path}: {sanitize(name)}: {OUT_OF_RANGE}"
+
+    def sample(self, info: TensorInfo) -> bytes:
+        """All bytes of a small tensor, such as a norm, or some from the middle of a larger one."""
+        if info.dtype not in DTYPES:
+            return b""
+        size = math.prod(info.shape) * DTYPES[info.dtype].bytes
+        sample = bytearray(size if size <= _SMALL_BYTES else _SAMPLE_BYTES)
+        self.read_into(info, memoryview(sample), (size - len(sample)) // 2)
+        return bytes(sample)
 
     def are_equal(self, one: TensorInfo, other: TensorInfo) -> bool:
         """Whether two tensors have the same dtype, shape and bytes. Raises as `read_into`."""

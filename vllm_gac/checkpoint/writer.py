@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import copy_file, write_json
-from vllm_gac.checkpoint.digests import sign_files, unsign_files
+from vllm_gac.checkpoint.digests import sha256_of_file, sign_files, unsign_files
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.locate import INDEX_FILE, OTHERS, TOKENIZER, refuse_escape
 from vllm_gac.checkpoint.open import Checkpoint, faults
@@ -70,10 +70,13 @@ def write_index(checkpoint: Checkpoint) -> None:
 
 
 def fingerprint(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Values that identify a model directory, without reading all of its weights."""
+    """What identifies a model directory to a run that goes on, without reading all weights."""
     files = {info.file for info in checkpoint.tensors.values()}
     return {
-        "config_sha256": checkpoint.config_sha256,
+        **checkpoint.identity,
+        "beside": {
+            path.name: sha256_of_file(path) for path in auxiliary_files(checkpoint.directory)
+        },
         "files": {file: size_and_time(checkpoint.directory / file) for file in sorted(files)},
     }
 

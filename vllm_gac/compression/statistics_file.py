@@ -32,7 +32,7 @@ statistics_writer.py writes it. Here it is read, and nothing of it is believed.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -69,7 +69,7 @@ _ROUNDING = 1e-3
 def check_stats(
     path: Path,
     layout: ModelLayout,
-    config_sha256: str,
+    identity: Mapping[str, str],
     value_group: int = 1,
     needed: Sequence[str] = (),
     factorized: Sequence[str] = (),
@@ -79,7 +79,7 @@ def check_stats(
     Args:
         path: The statistics file.
         layout: The dense model's layout.
-        config_sha256: SHA-256 of the dense model's config.json.
+        identity: The dense model's; older statistics know its config.json only.
         value_group: How many value heads are to be merged into one.
         needed: The linear layers whose input covariances are needed.
         factorized: The linear layers whose metrics are needed.
@@ -100,9 +100,10 @@ def check_stats(
             f"{' and '.join(_READ)}; "
             "calibrate again"
         )
-    if metadata.get("model_config_sha256") != config_sha256:
+    if differing := [key for key, value in identity.items() if metadata.get(key, value) != value]:
+        what = "config.json" if "model_config_sha256" in differing else "weights"
         raise CheckpointError(
-            f"{path}: measured on another model (config.json differs); calibrate this one"
+            f"{path}: measured on another model ({what}: differs); calibrate this one"
         )
     try:
         measured = Measured.of(metadata)

@@ -29,6 +29,8 @@ from vllm_gac.healing.student import Student
 logger = logging.getLogger(__name__)
 
 _MAX_GRADIENT_NORM = 1.0
+# So many nats per token worse than its student, a teacher is another model's.
+_MUCH_WORSE = 0.1
 # Saving takes at most one part in so many of the time.
 _SAVING = 20
 
@@ -108,7 +110,7 @@ class Healing:
         if progress is None:
             before, teacher_loss = self._distillation.score(self._held_out)
             with self._processes.fail_together():
-                _refuse_not_finite(before, teacher_loss)
+                _refuse_useless(before, teacher_loss)
             return 0, Guard(before, teacher_loss, best=before)
         if progress.guard.best_step == progress.step:
             self._best = self._student.copy()
@@ -202,12 +204,17 @@ def even_parts(sequences: torch.Tensor, tokens: int) -> Sequence[torch.Tensor]:
     return sequences.tensor_split(math.ceil(len(sequences) / max_rows))
 
 
-def _refuse_not_finite(before: Score, teacher_loss: float) -> None:
+def _refuse_useless(before: Score, teacher_loss: float) -> None:
     if not all(map(math.isfinite, (before.divergence, before.loss, teacher_loss))):
         raise HealingError(
             "before any training, the loss on the held-out text is not finite: "
             f"{before.loss:.4g} nats per token of the compressed model, {teacher_loss:.4g} of its "
             "teacher; 'vllm-gac inspect --verify' says whether the weights of a model are finite"
+        )
+    if teacher_loss > before.loss + _MUCH_WORSE:
+        raise HealingError(
+            f"the teacher predicts the held-out text worse, by {teacher_loss:.4g} nats per token, "
+            f"than the compressed model, by {before.loss:.4g}; give the right --teacher"
         )
 
 

@@ -48,8 +48,10 @@ class Plan(StrictModel):
 
     version: Version
     tool_version: str
-    # SHA-256 of the dense model's config.json. A plan is refused for another model.
+    # Of the dense model's config.json, and of its norms and a sample of its other weights. A plan
+    # is refused for another model.
     model_config_sha256: str
+    model_weights_sha256: str | None = None
     methods: list[Annotated[str, AfterValidator(_known_method)]]
     # What it was chosen by does not matter to its dims: before, there were more strategies.
     align: Literal[Strategy, "optimal", "predefined"]
@@ -76,6 +78,7 @@ def dense_plan(model: Checkpoint, methods: Sequence[str] | None = None) -> Plan:
         version=1,
         tool_version=version(),
         model_config_sha256=model.config_sha256,
+        model_weights_sha256=model.weights_sha256,
         methods=[m for m in METHODS if m in methods],
         align="minimal",
         param_ratio=1.0,
@@ -104,10 +107,12 @@ def check_plan(plan: Plan, model: Checkpoint, where: str = "plan") -> None:
     Raises:
         PlanError: If it is not; the message calls the plan `where`.
     """
-    if plan.model_config_sha256 != model.config_sha256:
-        raise PlanError(
-            f"{where}: made for another model (its config.json is not {model.directory}'s)"
-        )
+    for what, digest, own in (
+        ("config.json", plan.model_config_sha256, model.config_sha256),
+        ("weights", plan.model_weights_sha256, model.weights_sha256),
+    ):
+        if digest not in (None, own):
+            raise PlanError(f"{where}: made for another model ({what}: not {model.directory}'s)")
     planned_layout(model, plan, where)
 
 

@@ -100,7 +100,7 @@ def measured_plan(
         CheckpointError: If the statistics are malformed, or of another model.
         PlanError: If the statistics lack what the request needs, or no plan fits.
     """
-    measured = check_stats(stats, model.layout, model.config_sha256)
+    measured = check_stats(stats, model.layout, model.identity)
     if not measured.probe_tokens:
         raise PlanError(f"{stats}: no sensitivities were measured; calibrate again")
     check_methods(stats, measured, model.layout, request.methods)
@@ -182,6 +182,7 @@ def best_plan(
         version=1,
         tool_version=version(),
         model_config_sha256=model.config_sha256,
+        model_weights_sha256=model.weights_sha256,
         methods=[m for m in METHODS if m in request.methods],
         align=request.align,
         param_ratio=request.param_ratio,

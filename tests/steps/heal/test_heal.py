@@ -1,6 +1,7 @@
 """`vllm-gac heal` writes a better model of the same dims, or none and one sentence why."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,10 @@ def test_an_imported_directory_is_healed_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["svd-llm", "palu"])
-def test_what_another_tool_wrote_is_healed_with_its_factors(tmp_path: Path, name: str) -> None:
+def test_what_another_tool_wrote_is_healed_with_its_factors(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "_MUCH_WORSE", math.inf)  # both are random
     _, teacher, text = write_all(tmp_path)
     shutil.rmtree(teacher)
     raw = dense_models.config(num_attention_heads=8, num_key_value_heads=4)
@@ -319,6 +323,28 @@ def test_a_teacher_of_the_same_shapes_that_computes_otherwise_is_refused(
     write_all(tmp_path)
     write_model(tmp_path / "teacher", dense_config(**changes), seed=1)
     assert f"was made of: its {what} is " in refused(tmp_path)
+
+
+def test_a_teacher_with_other_weights_is_refused(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    path = tmp_path / "student" / "config.json"
+    raw = json.loads(path.read_text())
+    weights = open_checkpoint(tmp_path / "teacher").weights_sha256
+    raw["gac"]["source"] = {"model_weights_sha256": weights}
+    path.write_text(json.dumps(raw))
+    write_model(tmp_path / "teacher", dense_config(), seed=2)
+    assert weights != open_checkpoint(tmp_path / "teacher").weights_sha256
+    assert "model_weights_sha256" in refused(tmp_path)
+
+
+def test_a_teacher_that_is_worse_than_its_student_is_refused(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    path = tmp_path / "teacher" / "model.safetensors"
+    weights = load_file(path)
+    weights["model.norm.weight"] *= 100
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(HealingError, match="--teacher"):
+        healed(tmp_path)
 
 
 def test_a_text_that_is_given_twice_is_refused(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def write_statistics(
     wanted = max(_MIN_TOKENS, ENOUGH * width) if max_tokens is None else max_tokens
     tokens, held = _sequences(checkpoint.directory, texts, sequence_length, wanted)
     metadata = {
-        "model_config_sha256": checkpoint.config_sha256,
+        **checkpoint.identity,
         **kept.metadata(tokens, held),
     }
     measured, workspace = Measured.of(metadata), partial_of(out)

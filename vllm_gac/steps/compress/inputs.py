@@ -149,7 +149,7 @@ def _stats_record(path: Path, checkpoint: Checkpoint, layout: ModelLayout | None
             "needed": covariances_of(used),
             "factorized": metrics_of(used),
         }
-    measured = check_stats(path, dense, checkpoint.config_sha256, **needed)
+    measured = check_stats(path, dense, checkpoint.identity, **needed)
     return {**measured.metadata, "file": size_and_time(path)}
 
 

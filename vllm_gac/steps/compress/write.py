@@ -60,7 +60,7 @@ def write_compressed(
         measured = check_stats(
             stats,
             checkpoint.layout,
-            checkpoint.config_sha256,
+            checkpoint.identity,
             needed=covariances_of(used),
             factorized=metrics_of(used),
         )
@@ -111,7 +111,7 @@ def write_compressed(
         "expected_loss": plan.expected_loss,
         **({"planned_for": types} if (types := plan.notes.get("types")) else {}),
         "plan_sha256": hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
-        "model_config_sha256": checkpoint.config_sha256,
+        **checkpoint.identity,
         **base_model(checkpoint).recorded(),
     }
     _write_auxiliary_files(checkpoint, plan, layout, source, card, directory)

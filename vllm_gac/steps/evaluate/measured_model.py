@@ -36,7 +36,7 @@ def measure_model(
     """
     if stats is None:
         return None
-    measured = check_stats(stats, dense.layout, dense.config_sha256)
+    measured = check_stats(stats, dense.layout, dense.identity)
     if not measured.held_tokens:
         logger.warning(
             "%s: no text was set aside, so that the model's loss is not measured; calibrate again, "

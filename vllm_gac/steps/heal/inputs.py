@@ -101,6 +101,13 @@ def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
                 f"{theirs} {what}, the compressed model has {ours}; give the right --teacher (a "
                 "model whose hidden states or vocabulary were padded is healed before it is padded)"
             )
+    made_of = student.config.gac.source.get("model_weights_sha256") if student.config.gac else None
+    if made_of not in (None, teacher.weights_sha256):
+        raise CheckpointError(
+            f"{teacher.directory}: is not the model that {student.directory} was made of: its "
+            "weights are others than gac.source.model_weights_sha256 in config.json says; give "
+            "the right --teacher"
+        )
     mine, dense, head_dim = student.config, teacher.config, teacher.layout.head_dim
     frequencies = [inverse_frequencies(config.rope, head_dim) for config in (mine, dense)]
     same_rope = torch.equal(*frequencies) and mine.rope.magnitude == dense.rope.magnitude
