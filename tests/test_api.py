@@ -17,8 +17,8 @@ _HEAVY = ("torch", "pydantic", "numpy", "vllm", "transformers")
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
     code = f"import vllm_gac, sys; print(*set({_HEAVY}) & set(sys.modules), sep=',')"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "\n"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "\n"
 
 
 def test_every_public_name_is_there_and_listed() -> None:

@@ -148,9 +148,9 @@ def example() -> dict[str, Any]:
 
 def _block(language: str, after: str) -> str:
     """The first block of code in `language` in the page of the format, `after` these words."""
-    found = re.search(rf"```{language}\n(.*?)```", FORMAT.partition(after)[2], re.DOTALL)
-    assert found is not None
-    return found[1]
+    match = re.search(rf"```{language}\n(.*?)```", FORMAT.partition(after)[2], re.DOTALL)
+    assert match is not None
+    return match[1]
 
 
 def _tensors(block: str) -> dict[str, tuple[int, ...]]:
@@ -201,10 +201,10 @@ def _anchors(page: Path) -> set[str]:
 def _named(page: Path) -> Iterator[tuple[str, str]]:
     """(file, name in it or "") of each `path/file.py` and `path/file.py: name` of a page."""
     for span in re.findall(r"`([^`\n]+)`", _prose(page)):
-        if found := re.fullmatch(r"((?:[\w.-]+/)+(?:[\w-]+\.(?:py|md|txt|in|svg|yaml))?)", span):
-            yield found[1], ""
-        elif found := re.fullmatch(r"((?:[\w.-]+/)*[\w-]+\.py): ([\w.]+)", span):
-            yield found[1], found[2]
+        if match := re.fullmatch(r"((?:[\w.-]+/)+(?:[\w-]+\.(?:py|md|txt|in|svg|yaml))?)", span):
+            yield match[1], ""
+        elif match := re.fullmatch(r"((?:[\w.-]+/)*[\w-]+\.py): ([\w.]+)", span):
+            yield match[1], match[2]
 
 
 def _is_there(path: str, name: str) -> bool:

@@ -38,8 +38,8 @@ def test_the_demo_is_compressed(script: str, tmp_path: Path) -> None:
     text, held_out = tmp_path / "text.txt", tmp_path / "held-out.txt"
     text.write_text(demo.CALIBRATION.read_text()[:12_000])
     held_out.write_text(demo.HELD_OUT.read_text()[:40_000])
-    found = said(script, demo.MODEL, text, held_out, tmp_path / "out")
-    assert " times " in found.splitlines()[-2]
+    printed = said(script, demo.MODEL, text, held_out, tmp_path / "out")
+    assert " times " in printed.splitlines()[-2]
 
 
 def test_what_another_tool_wrote_is_padded_and_answers_the_same(tmp_path: Path) -> None:
@@ -55,6 +55,6 @@ def test_a_compressed_model_is_healed(tmp_path: Path) -> None:
     student, teacher, text = write_all(tmp_path)
     few = ("--tokens", 1792, "--sequence-length", 32, "--batch-tokens", 256)
     options = (*few, "--learning-rate", 5e-3, "--device", "cpu")
-    found = said("heal.sh", student, teacher, text, text, tmp_path / "out", *options)
-    before, after = (float(line.split()[0]) for line in found.splitlines() if " times " in line)
+    printed = said("heal.sh", student, teacher, text, text, tmp_path / "out", *options)
+    before, after = (float(line.split()[0]) for line in printed.splitlines() if " times " in line)
     assert after < before

@@ -68,8 +68,8 @@ def test_packages_import_only_what_is_below_them(package: str) -> None:
     allowed = {package, "errors", *ALLOWED[package].split()}
     for name, path in OURS.items():
         if f"{name}.".startswith(f"vllm_gac.{package}."):
-            found = {part(other, 1) for other in imports(path) if other.startswith("vllm_gac.")}
-            assert found & ALLOWED.keys() <= allowed, path
+            imported = {part(other, 1) for other in imports(path) if other.startswith("vllm_gac.")}
+            assert imported & ALLOWED.keys() <= allowed, path
 
 
 @pytest.mark.parametrize("package", WITHIN)

@@ -18,8 +18,8 @@ NOTEBOOK = Path(__file__).parents[1] / "docs" / "compress_and_serve.ipynb"
 
 
 def cells() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(NOTEBOOK.read_text())["cells"]
-    return [cell for cell in found if cell["cell_type"] == "code"]
+    every: list[dict[str, Any]] = json.loads(NOTEBOOK.read_text())["cells"]
+    return [cell for cell in every if cell["cell_type"] == "code"]
 
 
 def test_the_notebook_is_stored_without_outputs() -> None:

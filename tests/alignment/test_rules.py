@@ -62,12 +62,12 @@ def test_quantization_adds_multiples_and_takes_the_first_dim_that_is_one(
     def aligned(dim: int, **more: int) -> int:
         return align(dim, strategy, role, tensor_parallel_size=tp, **more)
 
-    found = aligned(dim, multiple=multiple)
+    chosen = aligned(dim, multiple=multiple)
     parts = tp if role == "width" else 1
-    assert found >= aligned(dim)
-    assert found // parts % multiple == 0
-    assert aligned(found) == found  # the strategy allows the result
-    between = range(found - parts, dim - 1, -1)
+    assert chosen >= aligned(dim)
+    assert chosen // parts % multiple == 0
+    assert aligned(chosen) == chosen  # the strategy allows the result
+    between = range(chosen - parts, dim - 1, -1)
     assert not any(aligned(d) == d and d // parts % multiple == 0 for d in between)
 
 
@@ -82,8 +82,8 @@ def test_candidates_are_the_dims_in_a_range_that_stay(
     low: int, length: int, strategy: Any, role: Any, tp: int
 ) -> None:
     high = low + length
-    found = list(allowed_dims(low, high, strategy, role, tensor_parallel_size=tp))
-    assert found == [
+    allowed = list(allowed_dims(low, high, strategy, role, tensor_parallel_size=tp))
+    assert allowed == [
         dim
         for dim in range(low, high + 1)
         if align(dim, strategy, role, tensor_parallel_size=tp) == dim
@@ -207,13 +207,13 @@ def test_on_an_h200() -> None:
 
 @pytest.mark.parametrize("name", shipped_profiles())
 def test_a_shipped_profile_is_complete(name: str) -> None:
-    found = read_profile(name)
-    assert found.gpu
-    assert found.measured
-    assert found.software
-    assert found.attention
-    assert {sweep.axis for sweep in found.gemm} == {"n", "k"}
-    assert {sweep.role for sweep in found.gemm} == {"rank", "width", "any"}
+    shipped = read_profile(name)
+    assert shipped.gpu
+    assert shipped.measured
+    assert shipped.software
+    assert shipped.attention
+    assert {sweep.axis for sweep in shipped.gemm} == {"n", "k"}
+    assert {sweep.role for sweep in shipped.gemm} == {"rank", "width", "any"}
 
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:

@@ -50,7 +50,7 @@ def test_a_step_is_its_layers_with_the_head() -> None:
 def test_a_result_has_the_errors_by_batch_and_the_worst_step() -> None:
     steps = [Step("a", ALONE, 100, 90), Step("b", ALONE, 100, 130), Step("a", PREFILL, 100, 100)]
     about = {"command": "x", "commit": "c", "date": "d", "gpu": "g", "versions": {}}
-    found = result_of(steps, about)
-    assert found.rows[0] == ("all", 3, "10.0%", "+30.0%")
-    assert found.rows[2] == ("16x2048->1", 1, "0.0%", "+0.0%")
-    assert "b at 1x128->256" in found.notes[-1]
+    written = result_of(steps, about)
+    assert written.rows[0] == ("all", 3, "10.0%", "+30.0%")
+    assert written.rows[2] == ("16x2048->1", 1, "0.0%", "+0.0%")
+    assert "b at 1x128->256" in written.notes[-1]

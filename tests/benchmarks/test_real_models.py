@@ -60,18 +60,18 @@ def test_programs_run_apart_and_are_judged_by_their_tests() -> None:
         "```python\nimport socket\nsocket.socket()\ndef double(x):\n    return 6\n```": False,
         "```python\nopen('big', 'w').write('x' * (1 << 22))\ndef double(x): return 6\n```": False,
     }
-    found = passed([PROBLEM] * len(answers), list(answers))
-    assert found == list(answers.values())
+    solved = passed([PROBLEM] * len(answers), list(answers))
+    assert solved == list(answers.values())
 
 
 def test_two_models_are_compared_problem_by_problem() -> None:
     dense = [True] * 80 + [False] * 20
     worse = [True] * 60 + [False] * 40
-    found = paired(worse, dense)
-    low, high = found["interval"]
-    assert found["points"] == pytest.approx(-20)
+    comparison = paired(worse, dense)
+    low, high = comparison["interval"]
+    assert comparison["points"] == pytest.approx(-20)
     assert low < -20 < high < 0
-    assert found["p"] < 1e-4
+    assert comparison["p"] < 1e-4
     assert paired(dense, dense) == {"points": 0, "interval": (0, 0), "p": 1}
 
 
@@ -102,21 +102,21 @@ def test_texts_are_split_by_package_without_problems(
     monkeypatch.setattr(texts, "distributions", lambda: [installed(name) for name in names])
     texts.write_texts(tmp_path / "texts", problems)
     about = json.loads((tmp_path / "texts" / "texts.json").read_text())["texts"]
-    found = {}
+    by_part = {}
     for split in texts.SPLITS:
         records = texts.read_records(tmp_path / "texts" / f"code-{split}.jsonl.gz")
-        found[split] = {record["package"] for record in records} - {texts.LIBRARY}
+        by_part[split] = {record["package"] for record in records} - {texts.LIBRARY}
         said = about[f"code-{split}.jsonl.gz"]
-        assert said["overlap_dropped"] == len(found[split])
-        assert found[split] | {texts.LIBRARY} >= set(said["packages"]) >= found[split]
+        assert said["overlap_dropped"] == len(by_part[split])
+        assert by_part[split] | {texts.LIBRARY} >= set(said["packages"]) >= by_part[split]
         assert not any(
             "a test" in record["text"] for record in records if record["package"] in names
         )
         prose = texts.read_records(tmp_path / "texts" / f"prose-{split}.jsonl.gz")
         assert {each for record in prose for each in record["text"].split("\n\n")} == {once}
-        assert {record["package"] for record in prose} == found[split]
-    assert sorted(set.union(*found.values())) == sorted(names)
-    assert sum(map(len, found.values())) == len(names)
+        assert {record["package"] for record in prose} == by_part[split]
+    assert sorted(set.union(*by_part.values())) == sorted(names)
+    assert sum(map(len, by_part.values())) == len(names)
 
 
 @dataclass(frozen=True)
@@ -201,9 +201,9 @@ def test_an_engine_is_compared_with_the_reference_token_by_token(tmp_path: Path)
     checkpoint, engine = open_checkpoint(model), []
     with checkpoint.reader() as read:
         for window in windows:
-            found = logits(reference(checkpoint), read, window[None])[0, :-1].log_softmax(-1)
-            scores = found.gather(1, window[1:, None])[:, 0] - 0.5
-            engine.append((scores.tolist(), found.argmax(-1).tolist()))
+            log_probs = logits(reference(checkpoint), read, window[None])[0, :-1].log_softmax(-1)
+            scores = log_probs.gather(1, window[1:, None])[:, 0] - 0.5
+            engine.append((scores.tolist(), log_probs.argmax(-1).tolist()))
     compared = against_reference(engine, model, windows, device)
     assert compared["loss"] - compared["reference_loss"] == pytest.approx(0.5, abs=1e-4)
     assert compared["difference"] == pytest.approx(0.5, abs=1e-4)

@@ -51,12 +51,12 @@ def test_there_are_few_results_and_pages_are_short() -> None:
 @pytest.mark.parametrize("name", RESULTS)
 def test_a_page_is_what_its_data_makes(name: str) -> None:
     """Else: python -m benchmarks.results."""
-    found = RESULTS[name]
-    assert (FOLDER / f"{name}.md").read_text() == page(name, found)
+    data = RESULTS[name]
+    assert (FOLDER / f"{name}.md").read_text() == page(name, data)
     picture = FOLDER / f"{name}.svg"
-    assert picture.exists() == (found.chart is not None)
-    if found.chart is not None:
-        bars = [value for column in found.chart.bars for value in found.values(column) if value]
+    assert picture.exists() == (data.chart is not None)
+    if data.chart is not None:
+        bars = [value for column in data.chart.bars for value in data.values(column) if value]
         text = picture.read_text()
         assert not [value for value in bars if f">{value:.2f}<" not in text]
 
@@ -106,14 +106,14 @@ def test_a_page_says_how_many_times_better_than_the_first_row() -> None:
 
 
 def test_rows_may_be_objects_in_two_tables() -> None:
-    found = result(
+    data = result(
         columns={"name": "model", "ratio": "loss", "interval": "95 %", "more": "not shown"},
         rows=({"name": "a", "ratio": 1.10949, "interval": [1.0, 1.25]}, {"name": "b"}),
         tables=(("name", "ratio"), ("name", "interval")),
         compared={},
         failed={"c": "out of memory"},
     )
-    text = page("name", found)
+    text = page("name", data)
     assert "| model | loss |\n| --- | --- |\n| a | 1.109 |\n| b | - |" in text
     assert "| a | 1 to 1.25 |" in text
     assert "- c failed: out of memory" in text

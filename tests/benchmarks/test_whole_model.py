@@ -102,10 +102,10 @@ def test_a_failure_stops_nothing_and_only_what_is_missing_is_served_again(
     assert len([row for row in rows if "batch" in row]) == len(cells) * len(TINY.batches)
 
     (tmp_path / "run.json").write_text('{"shape": "tiny", "commit": "c", "date": "2026-01-01"}')
-    found = result_of(tmp_path)
-    assert [row[0] for row in found.rows] == [cells[0].name, cells[1].name, cells[2].name]
-    assert found.rows[0][1:] == (10, 0.5, 0.5)
-    assert found.ratio(found.rows[2], "2x64->1, s") == 1.0
+    written = result_of(tmp_path)
+    assert [row[0] for row in written.rows] == [cells[0].name, cells[1].name, cells[2].name]
+    assert written.rows[0][1:] == (10, 0.5, 0.5)
+    assert written.ratio(written.rows[2], "2x64->1, s") == 1.0
 
 
 def test_nothing_is_begun_after_the_deadline(

@@ -104,10 +104,10 @@ def test_a_flipped_bit_in_a_header_is_refused_or_harmless(
     write_model(tmp_path, gac_config())
     (tmp_path / "model.safetensors").write_bytes(whole)
     try:
-        found = list(faults(open_checkpoint(tmp_path)))
+        errors = list(faults(open_checkpoint(tmp_path)))
     except CheckpointError as e:
-        found = [str(e)]
-    assert all(str(tmp_path) in fault for fault in found)
+        errors = [str(e)]
+    assert all(str(tmp_path) in fault for fault in errors)
 
 
 ONE = b'"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'

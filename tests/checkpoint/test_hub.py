@@ -38,11 +38,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     narrow = hub.files_of(write_model(tmp_path / "narrow", config(), shards=2)) | beside
     wide = hub.files_of(write_model(tmp_path / "wide", config(intermediate_size=64))) | beside
     pickled = {"config.json": narrow["config.json"], "pytorch_model.bin": b"a pickle"}
-    with hub.running() as found, hub.used_here(found, tmp_path / "home"):
-        found.models["org/model"] = Repository({"main": narrow, "wide": wide})
-        found.models["org/gated"] = Repository({"main": narrow}, token="hf_granted")
-        found.models["org/pickled"] = Repository({"main": pickled})
-        yield found
+    with hub.running() as stand_in, hub.used_here(stand_in, tmp_path / "home"):
+        stand_in.models["org/model"] = Repository({"main": narrow, "wide": wide})
+        stand_in.models["org/gated"] = Repository({"main": narrow}, token="hf_granted")
+        stand_in.models["org/pickled"] = Repository({"main": pickled})
+        yield stand_in
 
 
 def refused(*names: str, model: str, revision: str | None = None) -> None:

@@ -36,11 +36,11 @@ def test_tensors_are_what_safetensors_reads(directory: Path) -> None:
     headers = read_headers(locate_weights(directory))
     with closing(ShardFiles(directory)) as files:
         for name, info in headers.items():
-            found = files.tensor(name, info)
-            assert found.dtype == expected[name].dtype
-            raw, other = (x.reshape(-1).view(torch.uint8) for x in (found, expected[name]))
+            tensor = files.tensor(name, info)
+            assert tensor.dtype == expected[name].dtype
+            raw, other = (x.reshape(-1).view(torch.uint8) for x in (tensor, expected[name]))
             assert torch.equal(raw, other), name
-            found.zero_()  # the tensor has its own memory
+            tensor.zero_()  # the tensor has its own memory
     assert torch.equal(load_file(directory / "model.safetensors")["huge"], TENSORS["huge"])
     for name, dtype in DTYPES.items():
         assert headers[name].dtype == name

@@ -159,8 +159,8 @@ def test_names_cannot_break_the_line_or_steer_the_terminal(
 
 def test_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(tmp_path, gac_config())
-    found = result(capsys, "inspect", tmp_path)
-    assert list(found) == [
+    printed = result(capsys, "inspect", tmp_path)
+    assert list(printed) == [
         "format",
         "layers",
         "parameters",

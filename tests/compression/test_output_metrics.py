@@ -43,16 +43,16 @@ RUN = CalibrateRequest(max_tokens=512, sequence_length=64)
 def measured_metrics(
     model: Reference, tensors: Mapping[str, torch.Tensor], tokens: torch.Tensor
 ) -> dict[int, Mapping[str, torch.Tensor]]:
-    found: dict[int, Mapping[str, torch.Tensor]] = {}
-    measure_output_metrics(model, tensors.__getitem__, tokens, LINEARS, found.__setitem__)
-    return found
+    metrics: dict[int, Mapping[str, torch.Tensor]] = {}
+    measure_output_metrics(model, tensors.__getitem__, tokens, LINEARS, metrics.__setitem__)
+    return metrics
 
 
 @pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
 def test_metrics_are_those_of_autograd_on_the_whole_model(changes: dict[str, Any]) -> None:
     model, tensors = exact_model(**changes)
     read, tokens = tensors.__getitem__, random_tokens(5, 40)
-    found = measured_metrics(model, tensors, tokens)
+    metrics = measured_metrics(model, tensors, tokens)
     outputs: list[dict[str, torch.Tensor]] = [{}, {}]
     hidden = embed(model, read, tokens).requires_grad_()
     for layer, seen in enumerate(outputs):
@@ -61,7 +61,7 @@ def test_metrics_are_those_of_autograd_on_the_whole_model(changes: dict[str, Any
             model, model.layout.layers[layer], dense, hidden, observe_output=seen.__setitem__
         )
     incoming = head_gradients(model, read, hidden.detach(), draws=1)[0]
-    assert sorted(found) == [0, 1]
+    assert sorted(metrics) == [0, 1]
     for layer, seen in enumerate(outputs):
         wanted = [seen[name] for name in LINEARS]
         gradients = torch.autograd.grad(hidden, wanted, incoming, retain_graph=True)
@@ -73,7 +73,7 @@ def test_metrics_are_those_of_autograd_on_the_whole_model(changes: dict[str, Any
                 expected = shrunk(weight.T @ moment @ weight, len(rows), weight.T @ weight)
             else:
                 expected = shrunk(moment, len(rows))
-            torch.testing.assert_close(found[layer][linear], expected)
+            torch.testing.assert_close(metrics[layer][linear], expected)
 
 
 def test_drawn_tokens_give_the_fisher_information_of_the_predictions() -> None:
@@ -186,9 +186,9 @@ def test_what_was_calibrated_for_no_low_rank_factorizes_nothing(
 ) -> None:
     calibrate(model, [text], tmp_path / "heads", replace(RUN, methods=("heads",)), progress=False)
     checkpoint = open_checkpoint(model)
-    found = (checkpoint.layout, checkpoint.identity)
+    dense = (checkpoint.layout, checkpoint.identity)
     with pytest.raises(CheckpointError, match=r"nothing is known of the output of mlp\.up_proj"):
-        check_stats(tmp_path / "heads", *found, factorized=["mlp.up_proj"])
+        check_stats(tmp_path / "heads", *dense, factorized=["mlp.up_proj"])
 
 
 def test_the_reference_of_a_layer_needs_two_tokens(model: Path, text: Path, tmp_path: Path) -> None:

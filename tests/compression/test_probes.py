@@ -26,9 +26,9 @@ METHODS = ("heads", "prune", "lowrank")
 def gradients_of(
     model: Reference, tensors: dict[str, torch.Tensor], tokens: torch.Tensor, draws: int
 ) -> dict[int, torch.Tensor]:
-    found: dict[int, torch.Tensor] = {}
-    measure_gradients(model, tensors.__getitem__, tokens, found.__setitem__, draws=draws)
-    return found
+    by_layer: dict[int, torch.Tensor] = {}
+    measure_gradients(model, tensors.__getitem__, tokens, by_layer.__setitem__, draws=draws)
+    return by_layer
 
 
 def rest(model: Reference, tensors: dict[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
@@ -42,17 +42,17 @@ def test_gradients_are_those_of_finite_differences(changes: dict[str, Any]) -> N
     model, tensors = exact_model(**changes)
     read, tokens = tensors.__getitem__, random_tokens(3, 40)
     at = positions(40)
-    found = gradients_of(model, tensors, tokens, draws=2)
+    gradients = gradients_of(model, tensors, tokens, draws=2)
     _, left, last = entering_states(model, read, tokens)
     by_last = head_gradients(model, read, last, draws=2)
-    torch.testing.assert_close(found[1], by_last[:, :, at])
+    torch.testing.assert_close(gradients[1], by_last[:, :, at])
     generator = torch.Generator().manual_seed(0)
     for token in (0, 17, 38):
         change = torch.zeros_like(left)
         change[:, token] = 1e-6 * torch.randn(3, 48, generator=generator, dtype=torch.float64)
         moved = rest(model, tensors, left + change) - rest(model, tensors, left - change)
         expected = (by_last * moved).sum((2, 3)) / 2
-        got = (found[0][:, :, at.tolist().index(token)] * change[:, token]).sum(-1)
+        got = (gradients[0][:, :, at.tolist().index(token)] * change[:, token]).sum(-1)
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-12)
 
 
@@ -85,9 +85,9 @@ def test_the_outputs_of_some_tokens_are_those_of_the_whole_layer(changes: dict[s
     gradients = gradients_of(model, tensors, tokens, draws=2)[0]
     tried = probes(model.layout, METHODS)
     entering = hidden[:2].expand(6, -1, -1, -1)
-    found, leaving = measure_layer(model, layer, tried, hidden, gradients, entering)
-    assert found.shape == (6, 3)
-    for number, (probe, lost) in enumerate(zip(tried, found, strict=True)):
+    divergence, leaving = measure_layer(model, layer, tried, hidden, gradients, entering)
+    assert divergence.shape == (6, 3)
+    for number, (probe, lost) in enumerate(zip(tried, divergence, strict=True)):
         smaller = {name: t.double() for name, t in compress_layer(layer, probe.layer).items()}
         after = layer_forward(model, probe.layer, smaller, hidden)
         products = (gradients * (after - before)[:, at]).sum(-1)
@@ -106,8 +106,8 @@ def test_a_layer_that_keeps_all_loses_nothing() -> None:
     ]
     gradients = gradients_of(model, tensors, tokens, 1)[1]
     entering = hidden.expand(6, -1, -1, -1)
-    found, leaving = measure_layer(model, layer, tried, hidden, gradients, entering)
-    assert float(found.abs().max()) == 0
+    divergence, leaving = measure_layer(model, layer, tried, hidden, gradients, entering)
+    assert float(divergence.abs().max()) == 0
     lost = divergences(model, read, leaving[0], leaving)
     assert lost.shape == (6, 2)
     assert float(lost.abs().max()) < 1e-12

@@ -16,12 +16,12 @@ def test_the_fewer_the_samples_the_closer_to_the_target(samples: int) -> None:
     truth = torch.diag(spread.square())
     rows = torch.randn(samples, 12, generator=generator, dtype=torch.float64) * spread
     moment = rows.T @ rows / samples
-    found = shrunk(moment, samples)
-    assert float(found.trace()) == pytest.approx(float(moment.trace()))
-    assert float((found - truth).norm()) <= 1.01 * float((moment - truth).norm())
-    assert float(torch.linalg.eigvalsh(found)[0]) > 0
+    shrunken = shrunk(moment, samples)
+    assert float(shrunken.trace()) == pytest.approx(float(moment.trace()))
+    assert float((shrunken - truth).norm()) <= 1.01 * float((moment - truth).norm())
+    assert float(torch.linalg.eigvalsh(shrunken)[0]) > 0
     if samples == 100_000:
-        torch.testing.assert_close(found, moment, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(shrunken, moment, rtol=1e-2, atol=1e-3)
 
 
 def channels(samples: int, seed: int, width: int = 64) -> torch.Tensor:
@@ -59,9 +59,9 @@ def test_fits_of_few_tokens_hold_for_others(per_channel: float, at_most: float) 
 def test_variances_stay_and_what_was_not_seen_is_possible() -> None:
     rows = channels(20, 0)
     covariance = rows.T @ rows / 20
-    found = toward_diagonal(covariance, 20)
-    assert torch.equal(found.diagonal(), covariance.diagonal())
-    assert float(torch.linalg.eigvalsh(found)[0]) > 1e-4 * float(covariance.diagonal().max())
+    shrunken = toward_diagonal(covariance, 20)
+    assert torch.equal(shrunken.diagonal(), covariance.diagonal())
+    assert float(torch.linalg.eigvalsh(shrunken)[0]) > 1e-4 * float(covariance.diagonal().max())
     diagonal = torch.diag(covariance.diagonal())
     torch.testing.assert_close(toward_diagonal(diagonal, 20), diagonal)
     silent = torch.zeros(4, 4).double()
@@ -73,7 +73,7 @@ def test_only_covariances_are_steadied() -> None:
     rows = channels(20, 0)
     moment = rows.T @ rows / 20
     stats = dict.fromkeys(("mlp.down_proj", "metric.mlp.down_proj"), moment)
-    found = shrink_covariances({**stats, NORMED_KEYS: moment}, 20)
-    assert torch.equal(found["mlp.down_proj"], toward_diagonal(moment, 20))
-    assert found["metric.mlp.down_proj"] is moment
-    assert found[NORMED_KEYS] is moment
+    shrunken = shrink_covariances({**stats, NORMED_KEYS: moment}, 20)
+    assert torch.equal(shrunken["mlp.down_proj"], toward_diagonal(moment, 20))
+    assert shrunken["metric.mlp.down_proj"] is moment
+    assert shrunken[NORMED_KEYS] is moment

@@ -48,15 +48,15 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(measured: Path, stats: Path) -> None:
     """Read statistics as `plan` and `compress` do."""
     checkpoint = open_checkpoint(measured / "model")
-    found = check_stats(stats, checkpoint.layout, checkpoint.identity)
-    read_errors(stats, checkpoint.layout, found)
-    read_probes(stats, checkpoint.layout, found)
-    read_whole(stats, found)
+    measured_of = check_stats(stats, checkpoint.layout, checkpoint.identity)
+    read_errors(stats, checkpoint.layout, measured_of)
+    read_probes(stats, checkpoint.layout, measured_of)
+    read_whole(stats, measured_of)
     for index in range(len(checkpoint.layout.layers)):
-        read_layer_stats(stats, found, index, "cpu")
+        read_layer_stats(stats, measured_of, index, "cpu")
     longest = checkpoint.config.max_position_embeddings
     for name in (TOKENS, HELD):
-        read_tokens(stats, found, checkpoint.layout, longest, name)
+        read_tokens(stats, measured_of, checkpoint.layout, longest, name)
 
 
 def contents(stats: Path) -> tuple[Arrays, dict[str, str]]:
@@ -155,9 +155,9 @@ def test_a_sequence_longer_than_the_context_is_refused(measured: Path) -> None:
     """To refit on a sequence of ten million tokens takes gigabytes."""
     checkpoint = open_checkpoint(measured / "model")
     stats = measured / "stats"
-    found = check_stats(stats, checkpoint.layout, checkpoint.identity)
+    checked = check_stats(stats, checkpoint.layout, checkpoint.identity)
     with pytest.raises(CheckpointError, match="sequence_length: 64, more than the 63 tokens of"):
-        read_tokens(stats, found, checkpoint.layout, 63)
+        read_tokens(stats, checked, checkpoint.layout, 63)
 
 
 def test_statistics_without_text_set_aside_are_read(measured: Path, tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_statistics_without_text_set_aside_are_read(measured: Path, tmp_path: Pa
     save_file(arrays, tmp_path / "stats", metadata | {"format": "3"})
     checkpoint = open_checkpoint(measured / "model")
     request = PlanRequest(kv_ratio=0.5)
-    found = measured_plan(checkpoint, tmp_path / "stats", request)
-    assert "expected_interval" not in found.notes
+    made = measured_plan(checkpoint, tmp_path / "stats", request)
+    assert "expected_interval" not in made.notes
     dense = checkpoint.layout
     of = check_stats(tmp_path / "stats", dense, checkpoint.identity)
     losses = read_losses(tmp_path / "stats", dense, of)

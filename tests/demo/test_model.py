@@ -59,8 +59,8 @@ def test_held_out_perplexity_is_what_the_card_says() -> None:
     card = (MODEL / "README.md").read_text()
     stated = re.search(r"of the first 16 windows alone \| ([\d.]+) \|", card)
     assert stated is not None
-    found = evaluate(MODEL, [HELD_OUT], sequence_length=1024, max_tokens=16 * 1024)
-    assert found.perplexity == pytest.approx(float(stated[1]), rel=0.01)
+    evaluated = evaluate(MODEL, [HELD_OUT], sequence_length=1024, max_tokens=16 * 1024)
+    assert evaluated.perplexity == pytest.approx(float(stated[1]), rel=0.01)
 
 
 def test_a_method_is_continued_with_its_arguments_and_attributes(

@@ -191,10 +191,10 @@ def test_a_layer_that_both_backends_take_gets_the_one_that_gains_more(
         FA3={(96, 96): (prefill[0],) * 2},
         stock={(96, 96): (prefill[1],) * 2},
     )
-    found = select(heads(96, 96), HOPPER, known)
-    assert found is not None
-    assert (found.backend, found.measured) == (backend, True)
-    assert found.prefill == ("FA3" if backend == "gac" else "stock")
+    kernels = select(heads(96, 96), HOPPER, known)
+    assert kernels is not None
+    assert (kernels.backend, kernels.measured) == (backend, True)
+    assert kernels.prefill == ("FA3" if backend == "gac" else "stock")
     assert select(heads(96, 96, value=4), HOPPER, known) == Kernels("gac", "gac", "FA3", True)
 
 

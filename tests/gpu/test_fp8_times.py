@@ -32,8 +32,8 @@ def in_fp8(entries: list[Any], factor: float) -> list[Any]:
         times = entry.microseconds
         return [factor * t for t in times] if isinstance(times, list) else factor * times
 
-    found = [e.model_copy(update={"dtype": "fp8", "microseconds": time(e)}) for e in entries]
-    return [*entries, *found]
+    fp8_entries = [e.model_copy(update={"dtype": "fp8", "microseconds": time(e)}) for e in entries]
+    return [*entries, *fp8_entries]
 
 
 PASSES = [
@@ -70,8 +70,8 @@ def test_measured_linears_take_as_long_as_measured() -> None:
         for dim, time in zip(sweep.dims, sweep.microseconds, strict=True):
             if dim % 64 == 0:
                 n, k = (dim, sweep.fixed) if sweep.axis == "n" else (sweep.fixed, dim)
-                found = gemm_microseconds(sweep.m, n, k, MEASURED, dtype="fp8")
-                assert found == pytest.approx(time, rel=0.1), (sweep.m, n, k)
+                predicted = gemm_microseconds(sweep.m, n, k, MEASURED, dtype="fp8")
+                assert predicted == pytest.approx(time, rel=0.1), (sweep.m, n, k)
 
 
 @given(st.integers(1, 10_000), st.integers(1, 30_000), st.integers(1, 30_000))
@@ -100,13 +100,13 @@ def test_every_factor_in_fp8_quantizes_its_input() -> None:
 
 def test_our_kernels_between_linears_take_together_what_was_measured() -> None:
     for time in FUSED:
-        found = sum(
+        predicted = sum(
             fused_microseconds(kernel, time.tokens, width, WITH_FUSED)
             for kernel, width in (
                 ("norm", 4096), ("norm", 4096), ("quantize", 2048), ("swiglu", time.width)
             )
         )  # fmt: skip
-        assert found == pytest.approx(time.microseconds, rel=0.1)
+        assert predicted == pytest.approx(time.microseconds, rel=0.1)
 
 
 @pytest.mark.parametrize("mix", [DECODE, PREFILL])
@@ -164,8 +164,8 @@ def test_what_holds_without_a_rest_is_measured_in_fp8_too() -> None:
     time = gemm_microseconds(8192, 4096, 4096, MEASURED, dtype="fp8")
     held = SustainedTime(m=8192, n=4096, k=4096, seconds=1, microseconds=1.5 * time, dtype="fp8")
     profile = MEASURED.model_copy(update={"sustained": [held]})
-    found = gemm_microseconds(8192, 4096, 4096, profile, is_sustained=True, dtype="fp8")
-    assert found == pytest.approx(1.5 * time)
+    predicted = gemm_microseconds(8192, 4096, 4096, profile, is_sustained=True, dtype="fp8")
+    assert predicted == pytest.approx(1.5 * time)
     assert gemm_microseconds(64, 4096, 4096, profile, is_sustained=True) == gemm_microseconds(
         64, 4096, 4096, H200
     )
@@ -193,8 +193,8 @@ def test_keys_that_an_fp8_cache_pads_cost_what_they_are_padded_to(layer: Any, pa
 def test_of_a_16_bit_decode_time_reading_takes_half_in_fp8() -> None:
     time = decode_microseconds(DENSE, LAYER, 64, 4096, H200)
     reading = roofline(H200).moving(64 * 4096 * LAYER.kv_elements)
-    found = decode_microseconds(DENSE, LAYER, 64, 4096, H200, "fp8")
-    assert found == pytest.approx(time - min(reading, time) / 2)
+    predicted = decode_microseconds(DENSE, LAYER, 64, 4096, H200, "fp8")
+    assert predicted == pytest.approx(time - min(reading, time) / 2)
 
 
 def test_what_is_estimated_is_said() -> None:

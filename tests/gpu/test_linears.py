@@ -41,21 +41,21 @@ def with_times(*entries: LowRankTime) -> GpuProfile:
     return H200.model_copy(update={"low_rank": list(entries)})
 
 
-def linears_of(found: LowRankTime) -> list[Linear]:
-    pairs = zip(found.out_sizes, found.ranks, strict=True)
-    return [Linear(out, found.in_size, rank) for out, rank in pairs]
+def linears_of(time: LowRankTime) -> list[Linear]:
+    pairs = zip(time.out_sizes, time.ranks, strict=True)
+    return [Linear(out, time.in_size, rank) for out, rank in pairs]
 
 
-def predicted(found: LowRankTime, profile: GpuProfile) -> float:
-    return linears_microseconds(found.tokens, linears_of(found), profile, is_gated=found.is_gated)
+def predicted(time: LowRankTime, profile: GpuProfile) -> float:
+    return linears_microseconds(time.tokens, linears_of(time), profile, is_gated=time.is_gated)
 
 
 GEMMS = with_times()
 
 
-def by_kernel(found: LowRankTime) -> bool:
+def by_kernel(time: LowRankTime) -> bool:
     """Whether our kernel has a part in it."""
-    return predicted(found, H200) != predicted(found, GEMMS)
+    return predicted(time, H200) != predicted(time, GEMMS)
 
 
 # ---- the shipped profile ---------------------------------------------------------------------
@@ -63,16 +63,16 @@ def by_kernel(found: LowRankTime) -> bool:
 
 def test_gate_and_up_of_few_tokens_take_about_as_long_as_measured() -> None:
     for time in H200.swiglu:
-        found = linears_microseconds(
+        microseconds = linears_microseconds(
             time.tokens, [Linear(time.features, time.width)] * 2, H200, is_gated=True
         )
-        assert found == pytest.approx(time.microseconds, rel=0.09), time
+        assert microseconds == pytest.approx(time.microseconds, rel=0.09), time
 
 
 def test_what_our_kernel_computes_takes_about_as_long_as_measured() -> None:
-    found = [t for t in H200.low_rank if by_kernel(t)]
-    assert len(found) > 30
-    for time in found:
+    times = [t for t in H200.low_rank if by_kernel(t)]
+    assert len(times) > 30
+    for time in times:
         assert predicted(time, H200) == pytest.approx(time.microseconds, rel=0.05), time
 
 
@@ -139,9 +139,9 @@ def test_times_at_the_ends_of_their_range_give_numbers(low: float) -> None:
 
 def test_our_kernel_is_not_predicted_below_the_roofline() -> None:
     profile = with_times(entry(64, GATE_UP, 1.0, True))  # less than its down factors take alone
-    found = linears_microseconds(64, GATE_UP, profile, is_gated=True)
+    microseconds = linears_microseconds(64, GATE_UP, profile, is_gated=True)
     least = 2 * roofline(H200).gemm(64, 14336, 2432)
-    assert found == pytest.approx(least + gemm_microseconds(64, 4864, 4096, H200))
+    assert microseconds == pytest.approx(least + gemm_microseconds(64, 4864, 4096, H200))
 
 
 # ---- what is computed how --------------------------------------------------------------------
@@ -149,8 +149,8 @@ def test_our_kernel_is_not_predicted_below_the_roofline() -> None:
 
 def test_with_more_tokens_than_the_kernel_takes_factors_are_gemms() -> None:
     for tokens in (257, 2048):
-        found = linears_microseconds(tokens, GATE_UP, H200, is_gated=True)
-        assert found == linears_microseconds(tokens, GATE_UP, GEMMS, is_gated=True)
+        microseconds = linears_microseconds(tokens, GATE_UP, H200, is_gated=True)
+        assert microseconds == linears_microseconds(tokens, GATE_UP, GEMMS, is_gated=True)
     assert linears_microseconds(1, O_PROJ, H200) < linears_microseconds(1, O_PROJ, GEMMS)
 
 
@@ -168,11 +168,11 @@ def test_gate_and_up_are_ours_within_the_limits_of_the_kernel() -> None:
     without = H200.model_copy(update={"swiglu": []})
 
     def is_ours(tokens: int, *linears: Linear, is_gated: bool = True) -> bool:
-        found, gemm = (
+        microseconds, gemm = (
             linears_microseconds(tokens, linears, profile, is_gated=is_gated)
             for profile in (H200, without)
         )
-        return found != gemm
+        return microseconds != gemm
 
     plain, odd = [Linear(11520, 4096)] * 2, [Linear(11521, 4096)] * 2
     assert is_ours(1, *plain)

@@ -65,10 +65,10 @@ def test_loss_and_score_are_those_of_the_logits_of_any_model(model: RandomModel)
     )
     torch.testing.assert_close(both.loss(TOKENS).detach(), 4 * divergence, rtol=1e-4, atol=1e-4)
     score, teacher_loss = both.score(TOKENS)
-    for found, expected in ((score.loss, ours), (teacher_loss, theirs)):
+    for actual, expected in ((score.loss, ours), (teacher_loss, theirs)):
         targets = TOKENS[:, 1:].flatten()
         loss = cross_entropy(expected[:, :-1].flatten(0, 1), targets)
-        assert found == pytest.approx(loss.item(), rel=1e-4)
+        assert actual == pytest.approx(loss.item(), rel=1e-4)
 
 
 @given(models())

@@ -39,12 +39,12 @@ def write(path: Path, state: Progress) -> Tensors:
 
 
 def read(path: Path) -> tuple[Progress | None, Tensors]:
-    found: Tensors = {}
+    tensors: Tensors = {}
 
     def take(state: Progress, kind: str, name: str, tensor: torch.Tensor) -> None:
-        found[kind, name] = tensor
+        tensors[kind, name] = tensor
 
-    return read_state(path, "run", 10, SHAPES, take), found
+    return read_state(path, "run", 10, SHAPES, take), tensors
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_what_was_written_is_read_back(
 ) -> None:
     written = progress(**changes)
     given = write(tmp_path / "state", written)
-    state, found = read(tmp_path / "state")
+    state, tensors = read(tmp_path / "state")
     assert repr(state) == repr(written)  # a NaN does not equal itself
-    assert list(dict.fromkeys(kind for kind, _ in found)) == kinds
-    assert found.keys() == given.keys()
-    assert all(torch.equal(tensor, given[key]) for key, tensor in found.items())
+    assert list(dict.fromkeys(kind for kind, _ in tensors)) == kinds
+    assert tensors.keys() == given.keys()
+    assert all(torch.equal(tensor, given[key]) for key, tensor in tensors.items())
     assert load_file(tmp_path / "state").keys() == {f"{kind}.{name}" for kind, name in given}
 
 

@@ -59,8 +59,8 @@ def test_per_layer_config_without_the_models_own_dims(tmp_path: Path) -> None:
 def test_a_skipped_part_costs_next_to_nothing(tmp_path: Path) -> None:
     layers: list[Dims] = [{"skip": ["attention"]}, {"skip": ["mlp"]}, {}]
     written = RAW | {"per_layer_config": {"0": layers[0], "1": layers[1]}}
-    found = inspect(write(tmp_path, written, heterogeneous(RAW, layers)))
-    skipped, other, _ = found.layers
+    inspection = inspect(write(tmp_path, written, heterogeneous(RAW, layers)))
+    skipped, other, _ = inspection.layers
     assert skipped["key"] == {"form": "rotary", "heads": 2, "size": 8}
     assert other["intermediate_size"] == 64
 

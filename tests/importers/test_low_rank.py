@@ -53,8 +53,8 @@ def test_a_factorized_lm_head_is_rebuilt(name: str, tied: bool, tmp_path: Path) 
 
 def test_linears_are_served_as_the_factors_that_are_smaller(tmp_path: Path) -> None:
     written, model = low_rank(TOOLS["asvd"], config(), SOME | {"model.layers.1.mlp.up_proj": 40})
-    found = inspect(write(tmp_path, written, model))
-    assert [layer["ranks"] for layer in found.layers] == [
+    inspection = inspect(write(tmp_path, written, model))
+    assert [layer["ranks"] for layer in inspection.layers] == [
         {"self_attn.v_proj": 5, "mlp.gate_proj": 7, "mlp.up_proj": 8, "mlp.down_proj": 9},
         {"self_attn.v_proj": 7},
     ]

@@ -62,16 +62,16 @@ def test_the_oldest_spelling_of_scaled_rope(tmp_path: Path) -> None:
 def test_latents_are_cached_padded_to_the_largest_rank_of_their_layer(tmp_path: Path) -> None:
     layers = [([9, 16], [12, 31]), ([4, 3], [2, 5])]
     written, model = palu(GQA, ranks_of(layers))
-    found = inspect(write(tmp_path, written, model))
-    assert [layer["key"] for layer in found.layers] == [
+    inspection = inspect(write(tmp_path, written, model))
+    assert [layer["key"] for layer in inspection.layers] == [
         {"form": "latent", "heads": 2, "size": 16},
         {"form": "latent", "heads": 2, "size": 4},
     ]
-    assert [layer["value"] for layer in found.layers] == [
+    assert [layer["value"] for layer in inspection.layers] == [
         {"heads": 2, "size": 31},
         {"heads": 2, "size": 5},
     ]
-    assert found.kv_bytes_per_token == 2 * 2 * (16 + 31 + 4 + 5)
+    assert inspection.kv_bytes_per_token == 2 * 2 * (16 + 31 + 4 + 5)
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,12 @@ def results(cache: torch.Tensor, latent: LatentKeys | None) -> list[torch.Tensor
     query, key, value = torch.randn(3, TOKENS, HEADS, SIZE, generator=generator).half()
     inv_freq = torch.rand(1, SIZE // 2, generator=generator)
     slots = torch.randperm(BLOCKS * BLOCK_SIZE, generator=generator)[:TOKENS]
-    found = []
+    outputs = []
     scale = torch.ones(1) if cache.dtype == FP8 else None
     if scale is None:
         target = CacheTarget(cache, slots)
         write_cache(value, key, target)
-        found.append(cache.clone())
+        outputs.append(cache.clone())
         fused = query.flatten(1), key.flatten(1), value.flatten(1)
         positions = torch.arange(TOKENS)
         rotate_and_cache(positions, inv_freq, *fused, geometry, latent is not None, target)
@@ -69,7 +69,7 @@ def results(cache: torch.Tensor, latent: LatentKeys | None) -> list[torch.Tensor
         v_scale=scale,
     )
     rows = gather_rows(source, starts, TOKENS, TOKENS, geometry, FP16, latent)
-    return [*found, cache.float(), rows, decode(batch)[:1]]
+    return [*outputs, cache.float(), rows, decode(batch)[:1]]
 
 
 def check(dtype: torch.dtype, block_stride: int, head_stride: int) -> None:

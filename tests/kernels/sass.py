@@ -15,7 +15,7 @@ _BY_DESCRIPTOR = re.compile(r"\bg?desc\[UR(\d+)\]")
 def unwritten_registers(sass: str) -> list[str]:
     """The uniform registers whose first use, in the order of the instructions, is a read."""
     written: set[int] = set()
-    found: list[str] = []
+    unwritten: list[str] = []
     for line in sass.splitlines():
         instruction = _INSTRUCTION.search(line)
         if instruction is None:
@@ -29,11 +29,13 @@ def unwritten_registers(sass: str) -> list[str]:
         # two find its first tile, unless this tile is in registers.
         read = [int(at) + upper for at in _matrix_descriptors(name, sources) for upper in (2, 3)]
         read += map(int, _REGISTER.findall(_BY_DESCRIPTOR.sub("", sources)))
-        found += [f"UR{register}: {line.strip()}" for register in read if register not in written]
+        unwritten += [
+            f"UR{register}: {line.strip()}" for register in read if register not in written
+        ]
         if is_written is not None:
             first = int(is_written[1])
             written.update(range(first, first + _registers_written(name)))
-    return found
+    return unwritten
 
 
 def _matrix_descriptors(name: str, sources: str) -> list[str]:

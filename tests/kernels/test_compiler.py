@@ -90,15 +90,15 @@ def group_of(kind: DecodeKind) -> int:
 
 def distinct(kinds: Iterable[DecodeKind], capability: tuple[int, int]) -> list[DecodeKind]:
     """One of those kinds whose programs differ in counts of heads and query tokens only."""
-    found: dict[object, DecodeKind] = {}
+    by_key: dict[object, DecodeKind] = {}
     for kind in kinds:
         g, itemsize, group = kind.geometry, kind.cache_dtype.itemsize, group_of(kind)
         tiling = tiling_of(g, kind.max_query_len, itemsize, group, capability)
         rows = max(16, g.query_heads // g.value_heads * kind.max_query_len)
         parts = g.key_heads // g.value_heads
         sizes = (g.key_size, g.value_size, parts, group, triton.next_power_of_2(rows))
-        found.setdefault((tiling, itemsize, sizes), kind)
-    return list(found.values())
+        by_key.setdefault((tiling, itemsize, sizes), kind)
+    return list(by_key.values())
 
 
 def scale_of(kind: DecodeKind) -> torch.Tensor | None:
@@ -197,8 +197,8 @@ def wrong_for_hopper(kernels: list[Compiled]) -> list[str]:
     # Two launches may be of the same kernel; disassembling one takes half a second.
     different = list({id(kernel.kernel): kernel for kernel in kernels}.values())
     with ThreadPoolExecutor(2) as threads:
-        found = threads.map(lambda kernel: unwritten_registers(kernel.sass), different)
-        return [str(kernel) for kernel, reads in zip(different, found, strict=True) if reads]
+        unwritten = threads.map(lambda kernel: unwritten_registers(kernel.sass), different)
+        return [str(kernel) for kernel, reads in zip(different, unwritten, strict=True) if reads]
 
 
 @pytest.mark.slow
@@ -264,7 +264,7 @@ def test_reads_before_writes_are_found() -> None:
     wrong = (
         "UIADD3 UR46, UP0, UR46, 0x20, URZ ;\nUIADD3.X UR47, UR47, -0x3ffffff0, URZ, UP0, !UPT ;"
     )
-    assert [found[:5] for found in unwritten_registers(wrong)] == ["UR46:", "UR47:"]
+    assert [register[:5] for register in unwritten_registers(wrong)] == ["UR46:", "UR47:"]
     right = "UMOV UR46, UR4 ;\nUMOV UR47, URZ ;\n"
     assert unwritten_registers("S2UR UR4, SR_CgaCtaId ;\n" + right + wrong) == []
     product = "HGMMA.64x16x16.F32 R88, R36, gdesc[UR44].tnspB, R88 ;"

@@ -93,8 +93,13 @@ def test_two_programs_with_fp8_latents_share_a_multiprocessor(
 ) -> None:
     """fp8 is converted in registers; one program alone takes up to 1.24 times as long (H200)."""
     heads = CacheGeometry(32, 128, latents, latent_size, 4, 128)
-    found = tiling_of(heads, 1, 1, 8 // latents, HOPPER)
-    assert (found.tile, found.warps, found.stages, found.programs_per_multiprocessor) == tiling
+    selected = tiling_of(heads, 1, 1, 8 // latents, HOPPER)
+    assert (
+        selected.tile,
+        selected.warps,
+        selected.stages,
+        selected.programs_per_multiprocessor,
+    ) == tiling
 
 
 def test_latents_that_only_a_large_gpu_holds_are_refused_elsewhere() -> None:

@@ -141,8 +141,8 @@ def test_a_latent_for_two_heads_is_raised_to_both() -> None:
 )
 def test_biases_are_where_the_config_says(changes: dict[str, Any], biases: set[str]) -> None:
     names = layout_of(config(**changes)).tensors()
-    found = {n.split(".")[-2] for n in names if n.startswith("model.layers.1.") and "bias" in n}
-    assert found == biases
+    biased = {n.split(".")[-2] for n in names if n.startswith("model.layers.1.") and "bias" in n}
+    assert biased == biases
 
 
 def test_a_factorized_linear_has_its_bias_behind_the_second_factor() -> None:

@@ -60,11 +60,11 @@ def test_finds_what_brute_force_finds(budgets: int, data: st.DataObject) -> None
         with pytest.raises(PlanError, match="budget0"):
             choose(costs, values, limits)
         return
-    found = choose(costs, values, limits)
-    assert (spent(costs, found.positions) <= list(limits.values())).all()
-    value, lost = value_of(values, found.positions), most(values) - best
-    assert found.gap <= (GAP + 1e-6) * (most(values) - value) + 1e-6
-    assert value <= best <= value + found.gap + 1e-6 * (1 + lost)
+    choice = choose(costs, values, limits)
+    assert (spent(costs, choice.positions) <= list(limits.values())).all()
+    value, lost = value_of(values, choice.positions), most(values) - best
+    assert choice.gap <= (GAP + 1e-6) * (most(values) - value) + 1e-6
+    assert value <= best <= value + choice.gap + 1e-6 * (1 + lost)
 
 
 def low_rank_problem(items: int, budget_share: float) -> Problem:
@@ -85,13 +85,13 @@ def low_rank_problem(items: int, budget_share: float) -> Problem:
 
 def test_a_large_problem_is_solved_up_to_the_gap() -> None:
     costs, values, limits = low_rank_problem(224, 0.8)
-    found = choose(costs, values, limits)
-    left = np.array(list(limits.values())) - spent(costs, found.positions)
+    choice = choose(costs, values, limits)
+    left = np.array(list(limits.values())) - spent(costs, choice.positions)
     assert (left >= 0).all()
-    assert found.gap <= GAP * (most(values) - value_of(values, found.positions))
-    for cost, value, at in zip(costs, values, found.positions, strict=True):
+    assert choice.gap <= GAP * (most(values) - value_of(values, choice.positions))
+    for cost, value, at in zip(costs, values, choice.positions, strict=True):
         assert value[(cost - cost[at] <= left).all(1)].max() == value[at]
-    assert choose(costs, values, limits) == found
+    assert choose(costs, values, limits) == choice
 
 
 def test_equal_items_are_solved_as_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +99,9 @@ def test_equal_items_are_solved_as_one_group(monkeypatch: pytest.MonkeyPatch) ->
     solve = knapsack.milp
     monkeypatch.setattr(knapsack, "milp", lambda c, **k: variables.append(len(c)) or solve(c, **k))
     costs, values, limits = low_rank_problem(4, 0.8)
-    found = choose(costs * 60, values * 60, {name: 60 * n for name, n in limits.items()})
+    choice = choose(costs * 60, values * 60, {name: 60 * n for name, n in limits.items()})
     assert max(variables) <= 4 * 12
-    assert found.positions == sorted(found.positions[::4]) or len(found.positions) == 240
+    assert choice.positions == sorted(choice.positions[::4]) or len(choice.positions) == 240
 
 
 def test_a_budget_is_used_to_the_last_unit_and_not_beyond() -> None:

@@ -89,8 +89,8 @@ def test_where_every_dim_is_allowed_the_tools_own_are_chosen(
     """So the losses are those under which the tool's dims are the best of their cost."""
     dense, other = demo, of_shares(demo.layout, shares)
     request = request_from_reference(PlanRequest(align="none"), other)
-    found = planned_layout(dense, prior_plan(dense, request, other))
-    for layer, near in zip(found.layers, other.layout.layers, strict=True):
+    planned = planned_layout(dense, prior_plan(dense, request, other))
+    for layer, near in zip(planned.layers, other.layout.layers, strict=True):
         for name in LINEARS:
             assert abs(layer.ranks[name] - near.ranks[name]) <= 2
 
@@ -108,11 +108,11 @@ def test_the_linear_whose_rank_was_kept_the_most_loses_the_least_of_it(demo: Che
     """A tool's ranks are all that says what matters: the order of a linear's ranks stays."""
     other = of_shares(demo.layout, [0.5, 0.9, 0.7, 0.6] * 7)
     request = request_from_reference(PlanRequest(), other)
-    found = planned_layout(demo, prior_plan(demo, request, other))
+    planned = planned_layout(demo, prior_plan(demo, request, other))
     for name in LINEARS:
         kept = sorted(
             (near.ranks[name], layer.ranks.get(name, 1 << 20))
-            for near, layer in zip(other.layout.layers, found.layers, strict=True)
+            for near, layer in zip(other.layout.layers, planned.layers, strict=True)
         )
         assert [rank for _, rank in kept] == sorted(rank for _, rank in kept)
 

@@ -50,9 +50,9 @@ def test_a_probe_is_about_how_far_the_model_with_that_part_compressed_diverges(
     directory, _, stats = calibrated
     checkpoint = open_checkpoint(directory)
     dense, model = checkpoint.layout, reference(checkpoint)
-    found = check_stats(stats, dense, checkpoint.identity)
-    tokens = read_tokens(stats, found, dense, 256, HELD)
-    measured = read_probes(stats, dense, found).mean(2)
+    measured_of = check_stats(stats, dense, checkpoint.identity)
+    tokens = read_tokens(stats, measured_of, dense, 256, HELD)
+    measured = read_probes(stats, dense, measured_of).mean(2)
     with checkpoint.reader() as read, torch.inference_mode():
         whole = {name: read(name).float() for name in dense.tensors()}
         before = torch.log_softmax(logits(model, whole.__getitem__, tokens)[:, :-1], -1)

@@ -106,11 +106,11 @@ def test_a_made_up_method_goes_from_calibration_to_weights(
     run = CalibrateRequest(methods=methods, max_tokens=1024, sequence_length=128)
     calibrate(model, [text], stats, run, progress=False)
     request = PlanRequest(param_ratio=ratio, methods=methods)
-    found = plan(model, request, stats)
-    assert found.expected_loss
-    compress(model, out, found, CompressRequest(), stats=stats, progress=False)
+    made = plan(model, request, stats)
+    assert made.expected_loss
+    compress(model, out, made, CompressRequest(), stats=stats, progress=False)
     small = open_checkpoint(out)
-    assert small.layout.layers == planned_layout(open_checkpoint(model), found).layers
+    assert small.layout.layers == planned_layout(open_checkpoint(model), made).layers
     assert min(layer.query_heads for layer in small.layout.layers) == 2
     with small.reader() as read, torch.inference_mode():
         assert logits(reference(small), read, torch.arange(128)[None]).isfinite().all()

@@ -118,25 +118,25 @@ def test_the_file_it_writes_is_a_profile(
     said = result(capsys, "profile", "--quick", "--quiet", "--out", out)
     assert said.pop("teraflops") >= 2 * 8192**3 / 10 / 1e6
     assert said == {"out": str(out), "gpu": "Made Up 100", "terabytes_per_second": 4.2}
-    found = read_profile(str(out))
-    assert found.gpu == "Made Up 100"
-    assert all((found.attention, found.gemm, found.linear, found.decode, found.prefill))
-    assert len(found.prefill_kernels) == 3 * len(prefill_plans(quick=True))
+    written = read_profile(str(out))
+    assert written.gpu == "Made Up 100"
+    assert all((written.attention, written.gemm, written.linear, written.decode, written.prefill))
+    assert len(written.prefill_kernels) == 3 * len(prefill_plans(quick=True))
     expected = len(low_rank_shapes(quick=True)) * len(low_rank_tokens(quick=True))
-    assert len(found.low_rank) == expected
-    measured = {(time.features, time.width) for time in found.swiglu}
+    assert len(written.low_rank) == expected
+    measured = {(time.features, time.width) for time in written.swiglu}
     assert measured == set(swiglu_shapes(quick=True))
-    assert {time.tokens for time in found.swiglu} == {time.tokens for time in H200.swiglu}
+    assert {time.tokens for time in written.swiglu} == {time.tokens for time in H200.swiglu}
     for dtype in ("bf16", "fp8"):
-        sustained = [(time.n, time.k) for time in found.sustained if time.dtype == dtype]
+        sustained = [(time.n, time.k) for time in written.sustained if time.dtype == dtype]
         assert sustained == [*sustained_shapes(quick=True)]
-        measured = [(s.axis, s.m, s.fixed) for s in found.linear if s.dtype == dtype]
+        measured = [(s.axis, s.m, s.fixed) for s in written.linear if s.dtype == dtype]
         assert measured == [(p.axis, p.m, p.fixed) for p in linear_plans(quick=True, dtype=dtype)]
-        points = [time for time in found.decode if time.dtype == dtype]
+        points = [time for time in written.decode if time.dtype == dtype]
         plans = decode_plans(quick=True, dtype=dtype)
         assert len(points) == len(plans) + len(stock_plans(plans))
-    assert [(t.kernel, t.tokens, t.width) for t in found.passes] == pass_points(quick=True)
-    assert [(t.tokens, t.width) for t in found.fused] == fused_points(quick=True)
+    assert [(t.kernel, t.tokens, t.width) for t in written.passes] == pass_points(quick=True)
+    assert [(t.tokens, t.width) for t in written.fused] == fused_points(quick=True)
     assert align(1001, "measured", gpu=str(out)) == 1008
 
 
@@ -237,11 +237,11 @@ def test_what_the_gpu_is_too_small_for_is_tried_once(
     monkeypatch.setattr(profile, "compile_kernels", lambda kernels, tick: tried.append(kernels))
     for _ in range(2):
         result(capsys, "profile", "--quick", "--quiet", "--resume", "--out", out)
-    found = GpuProfile.model_validate(json.loads(out.read_text()))
-    assert (found.decode, found.low_rank, len(tried)) == ([], [], 2)  # bf16 and FP8, once each
-    assert "low-rank linears" in found.without_times
+    written = GpuProfile.model_validate(json.loads(out.read_text()))
+    assert (written.decode, written.low_rank, len(tried)) == ([], [], 2)  # bf16 and FP8, once each
+    assert "low-rank linears" in written.without_times
     assert [
-        section.name for section in profile.sections_of(True, True) if not section.is_in(found)
+        section.name for section in profile.sections_of(True, True) if not section.is_in(written)
     ] == []
 
 
@@ -367,8 +367,8 @@ def test_of_a_long_run_the_second_half_counts(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(timing, "_captured", lambda call, calls: Graph())
     monkeypatch.setattr(timing, "_milliseconds", milliseconds)
-    found = timing.sustained_microseconds(lambda: None, calls=4, seconds=0.4)
-    assert found == pytest.approx(3000 / 4)
+    microseconds = timing.sustained_microseconds(lambda: None, calls=4, seconds=0.4)
+    assert microseconds == pytest.approx(3000 / 4)
     assert len(replays) == 2 + 2 * 100
 
 
@@ -389,10 +389,10 @@ def test_gate_and_up_are_measured_as_shipped() -> None:
 def test_what_is_timed_computes_the_linears() -> None:
     x, down = torch.randn(3, 16), torch.randn(12, 16)
     ups = (torch.randn(5, 8), torch.randn(7, 4))
-    found = low_rank.Factors(down, ups, is_gated=False).served(x, torch.zeros(1))
-    assert isinstance(found, list)
-    torch.testing.assert_close(found[0], x @ down[:8].t() @ ups[0].t())
-    torch.testing.assert_close(found[1], x @ down[8:].t() @ ups[1].t())
+    outputs = low_rank.Factors(down, ups, is_gated=False).served(x, torch.zeros(1))
+    assert isinstance(outputs, list)
+    torch.testing.assert_close(outputs[0], x @ down[:8].t() @ ups[0].t())
+    torch.testing.assert_close(outputs[1], x @ down[8:].t() @ ups[1].t())
 
 
 def test_passes_are_calls_that_vllm_takes() -> None:
@@ -475,8 +475,8 @@ def test_a_gpu_can_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = tmp_path / "profile.json"
     said = result(capsys, "profile", "--quick", "--quiet", "--out", out)
     assert said["gpu"] == torch.cuda.get_device_name()
-    found = read_profile(str(out))
-    own = Counter(point.dtype for point in found.decode if point.kernel == "gac")
+    written = read_profile(str(out))
+    own = Counter(point.dtype for point in written.decode if point.kernel == "gac")
     dtypes = ("bf16", "fp8") if torch.cuda.get_device_capability() >= (8, 9) else ("bf16",)
     assert own == {dtype: len(decode_plans(quick=True, dtype=dtype)) for dtype in dtypes}
-    assert {point.kernel for point in found.prefill_kernels} >= {"stock", "xformers"}
+    assert {point.kernel for point in written.prefill_kernels} >= {"stock", "xformers"}

@@ -200,9 +200,9 @@ def test_what_was_measured_outlives_a_refusal(out: Path) -> None:
 
     with pytest.raises(PlanError):
         run(out, measure_and_fail)
-    found: list[Path] = []
-    run(out, lambda directory: found.extend(directory.rglob("*.safetensors")), resume=True)
-    assert [path.name for path in found] == ["stats.safetensors"]
+    kept: list[Path] = []
+    run(out, lambda directory: kept.extend(directory.rglob("*.safetensors")), resume=True)
+    assert [path.name for path in kept] == ["stats.safetensors"]
 
 
 def test_work_outlives_a_full_disk(out: Path) -> None:

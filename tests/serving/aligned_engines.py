@@ -67,13 +67,13 @@ def main(strategies: list[str], model: str, directory: Path) -> None:
         sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
         answers = llm.generate(prompts, sampling, use_tqdm=False)
         config = llm.llm_engine.vllm_config
-        found = {
+        answered = {
             "tokens": [list(answer.outputs[0].token_ids) for answer in answers],
             "logits": torch.cat(logits),
             "head_size": config.model_config.get_head_size(),
             "kv_cache_tokens": config.cache_config.kv_cache_size_tokens,
         }
-        torch.save(found, directory / f"{strategy}.pt")
+        torch.save(answered, directory / f"{strategy}.pt")
         del llm
         cleanup_dist_env_and_memory()
 

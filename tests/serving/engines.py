@@ -109,9 +109,9 @@ def outputs(
     return llm.generate(requests, sampling, use_tqdm=False, lora_request=lora_request)
 
 
-def assert_same(found: Answers, expected: Answers, error: float = 2e-3) -> None:
+def assert_same(actual: Answers, expected: Answers, error: float = 2e-3) -> None:
     """Check that tokens are equal and logprobs differ by less than `error`."""
-    for (tokens, top), (expected_tokens, expected_top) in zip(found, expected, strict=True):
+    for (tokens, top), (expected_tokens, expected_top) in zip(actual, expected, strict=True):
         assert tokens == expected_tokens
         for step, expected_step in zip(top, expected_top, strict=True):
             for token in step.keys() & expected_step.keys():

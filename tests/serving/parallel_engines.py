@@ -96,8 +96,8 @@ def main(model: str, engine: dict[str, Any], written: Path) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     outputs = llm.generate(prompts, sampling, use_tqdm=False)
     room = llm.llm_engine.vllm_config.cache_config.kv_cache_size_tokens
-    found = Answer([list(output.outputs[0].token_ids) for output in outputs], room)
-    written.write_text(json.dumps(asdict(found)))
+    answered = Answer([list(output.outputs[0].token_ids) for output in outputs], room)
+    written.write_text(json.dumps(asdict(answered)))
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ class Peer:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
-        found: dict[str, Any] = json.loads(self._line(_ANSWER))
-        found["answers"] = [(tokens, top) for tokens, top in found["answers"]]
-        return found
+        reply: dict[str, Any] = json.loads(self._line(_ANSWER))
+        reply["answers"] = [(tokens, top) for tokens, top in reply["answers"]]
+        return reply
 
     def answers(self, prompts: list[list[int]], tokens: int = 12) -> Answers:
         """Answers to prompts that are asked one by one, so that no batch rounds otherwise."""
@@ -121,11 +121,11 @@ def _serve(model: str, transfer: dict[str, Any] | None) -> None:
     llm.collective_rpc("count_tokens")
     for line in sys.stdin:
         before = llm.collective_rpc("tokens_counted")[0]
-        found = _outputs(llm, **json.loads(line))
+        answered = _outputs(llm, **json.loads(line))
         reply = {
-            "answers": [answer(output) for output in found],
-            "cached": [output.num_cached_tokens for output in found],
-            "transfers": [output.kv_transfer_params for output in found],
+            "answers": [answer(output) for output in answered],
+            "cached": [output.num_cached_tokens for output in answered],
+            "transfers": [output.kv_transfer_params for output in answered],
             "computed": llm.collective_rpc("tokens_counted")[0] - before,
         }
         print(_ANSWER + json.dumps(reply), flush=True)

@@ -23,10 +23,10 @@ def test_cuda_graphs_give_the_answers_of_eager_mode(tmp_path: Path) -> None:
         for enforce_eager in (False, True)
     )
     assert len(captured) == len(eager) == 2 * len(PROMPTS)
-    for (_, [found]), (_, [expected]) in zip(captured, eager, strict=True):
-        both = found.keys() & expected.keys()
+    for (_, [actual]), (_, [expected]) in zip(captured, eager, strict=True):
+        both = actual.keys() & expected.keys()
         assert len(both) >= 4
-        assert all(abs(found[token] - expected[token]) < 0.1 for token in both)
+        assert all(abs(actual[token] - expected[token]) < 0.1 for token in both)
 
 
 def _first_tokens(model: str, enforce_eager: bool) -> Answers:

@@ -52,6 +52,6 @@ def _decoded(prefiller: Peer, decoder: Peer, prompt: list[int]) -> Any:
     """The decoder's answer; of the prompt it computes the last token only."""
     wanted = {"do_remote_decode": True, "do_remote_prefill": False}
     prefilled = prefiller.ask([prompt], 1, [wanted])
-    found = decoder.ask([prompt], TOKENS, prefilled["transfers"])
-    assert found["computed"] == TOKENS
-    return found["answers"][0]
+    reply = decoder.ask([prompt], TOKENS, prefilled["transfers"])
+    assert reply["computed"] == TOKENS
+    return reply["answers"][0]

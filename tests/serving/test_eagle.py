@@ -38,13 +38,13 @@ def test_eagle3_gets_the_hidden_states_and_changes_no_token_in_any_layer_shape(
 def _hidden_states(directory: Path) -> torch.Tensor:
     """What leaves the LAYERS for the first prompt, by the reference: [tokens, 3 * hidden]."""
     checkpoint = open_checkpoint(directory)
-    model, found = reference(checkpoint), []
+    model, states = reference(checkpoint), []
     with torch.inference_mode(), checkpoint.reader() as read:
         hidden = embed(model, read, torch.tensor([PROMPTS[0]]))
         for index, layer in enumerate(model.layout.layers):
             hidden = layer_forward(model, layer, layer_weights(model, read, index), hidden)
-            found += [hidden[0]] if index + 1 in LAYERS else []
-    return torch.cat(found, -1)
+            states += [hidden[0]] if index + 1 in LAYERS else []
+    return torch.cat(states, -1)
 
 
 def drafter(directory: Path) -> Path:
@@ -101,10 +101,10 @@ def _serve(model: str, speculative: dict[str, Any] | None) -> dict[str, Any]:
         drafter = llm.llm_engine.model_executor.driver_worker.model_runner.drafter.model
         drafter.model.fc.register_forward_pre_hook(lambda fc, inputs: given.append(inputs[0]))
         outputs(llm, PROMPTS[:1], 1)
-    found = answers(llm, PROMPTS, 40)
+    answered = answers(llm, PROMPTS, 40)
     drafted = [m.value for m in llm.get_metrics() if m.name.endswith("num_draft_tokens")]
     return {
-        "answers": found,
+        "answers": answered,
         "drafted": sum(drafted),
         "given": given[0].tolist() if given else None,
     }

@@ -74,7 +74,7 @@ def test_logprobs_are_those_of_transformers_and_of_the_reference(tmp_path: Path)
         )
     directories = [str(path) for _, path in dense.values()] + [str(p) for p in small.values()]
     answers = each_in_engine_process(served, [[directory] for directory in directories])
-    found = dict(zip(directories, answers, strict=True))
+    by_directory = dict(zip(directories, answers, strict=True))
 
     for raw, path in dense.values():
         architecture = FAMILIES[raw["model_type"]].architecture
@@ -82,10 +82,10 @@ def test_logprobs_are_those_of_transformers_and_of_the_reference(tmp_path: Path)
         state = in_transformers(weights(raw))
         theirs.load_state_dict(state, strict=not raw["tie_word_embeddings"])
         theirs.eval()
-        assert_agrees(found[str(path)][0], lambda ids, model=theirs: model(ids).logits, path)
+        assert_agrees(by_directory[str(path)][0], lambda ids, model=theirs: model(ids).logits, path)
     for path in small.values():
         checkpoint = open_checkpoint(path)
-        answered, blocks, block_size = found[str(path)]
+        answered, blocks, block_size = by_directory[str(path)]
         with checkpoint.reader() as read:
             assert_agrees(answered, partial(logits, reference(checkpoint), read), path)
         assert blocks == CACHE_BYTES // (block_size * 4 * checkpoint.layout.kv_elements), path

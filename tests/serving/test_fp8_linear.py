@@ -92,13 +92,13 @@ def test_text_is_scored_as_closely_as_with_apart_quantization(weights: str, tmp_
     )
     assert fused["fused"]
     assert not apart["fused"]
-    error, error_apart = (_distance(found, exact) for found in (fused, apart))
+    error, error_apart = (_distance(actual, exact) for actual in (fused, apart))
     assert 0 < error < 1.25 * error_apart
     assert 0 < _distance(fused, apart) < 1.25 * error_apart
 
 
-def _distance(found: dict[str, Any], expected: dict[str, Any]) -> float:
-    pairs = list(zip(found["logprobs"], expected["logprobs"], strict=True))
+def _distance(actual: dict[str, Any], expected: dict[str, Any]) -> float:
+    pairs = list(zip(actual["logprobs"], expected["logprobs"], strict=True))
     return sum(abs(a - b) for a, b in pairs) / len(pairs)
 
 

@@ -122,10 +122,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Served:
     """
     root = tmp_path_factory.mktemp("imported")
     written = {case: _written(root / case, made) for case, (_, made) in CASES.items()}
-    found = each_in_engine_process(served, [[str(path)] for path, _ in written.values()])
+    answered = each_in_engine_process(served, [[str(path)] for path, _ in written.values()])
     return {
         case: (*there, answers)
-        for (case, there), (answers, *_) in zip(written.items(), found, strict=True)
+        for (case, there), (answers, *_) in zip(written.items(), answered, strict=True)
     }
 
 

@@ -23,14 +23,14 @@ def test_reloaded_weights_answer_as_in_a_new_engine(tmp_path: Path) -> None:
     write_model(tmp_path / "model", HETEROGENEOUS)  # the last layer is padded at load time
     write_model(tmp_path / "other", HETEROGENEOUS)
     _change_every_tensor(tmp_path / "other" / "model.safetensors")
-    found = in_engine_process(_reload, str(tmp_path / "model"), str(tmp_path / "other"))
-    expected = found["a new engine"]
-    assert found["padded"] == [64, 40, 256, 40]
-    assert_same(found["again"], found["first"])
-    assert [tokens for tokens, _ in expected] != [tokens for tokens, _ in found["first"]]
-    assert_same(found["other"], expected)
-    assert found["hits"] > 0
-    assert_same(found["other from the prefix cache"], expected)
+    reloaded = in_engine_process(_reload, str(tmp_path / "model"), str(tmp_path / "other"))
+    expected = reloaded["a new engine"]
+    assert reloaded["padded"] == [64, 40, 256, 40]
+    assert_same(reloaded["again"], reloaded["first"])
+    assert [tokens for tokens, _ in expected] != [tokens for tokens, _ in reloaded["first"]]
+    assert_same(reloaded["other"], expected)
+    assert reloaded["hits"] > 0
+    assert_same(reloaded["other from the prefix cache"], expected)
 
 
 def _change_every_tensor(path: Path) -> None:
@@ -46,20 +46,20 @@ def _reload(model: str, other: str) -> dict[str, Any]:
     from vllm import LLM
 
     llm = LLM(model, **OPTIONS)
-    found: dict[str, Any] = {"first": answers(llm)}
-    found["padded"] = llm.collective_rpc(_dims_of_the_last_layer)[0]
+    by_step: dict[str, Any] = {"first": answers(llm)}
+    by_step["padded"] = llm.collective_rpc(_dims_of_the_last_layer)[0]
     llm.collective_rpc("reload_weights")
     llm.reset_prefix_cache()
-    found["again"] = answers(llm)
+    by_step["again"] = answers(llm)
     llm.collective_rpc("reload_weights", kwargs={"weights_path": other})
     assert llm.reset_prefix_cache()
-    found["other"] = answers(llm)
+    by_step["other"] = answers(llm)
     output = llm.generate([{"prompt_token_ids": list(range(5, 200))}] * 2, use_tqdm=False)[-1]
-    found["hits"] = output.num_cached_tokens
-    found["other from the prefix cache"] = answers(llm)
+    by_step["hits"] = output.num_cached_tokens
+    by_step["other from the prefix cache"] = answers(llm)
     del llm
-    found["a new engine"] = answers(LLM(other, **OPTIONS))
-    return found
+    by_step["a new engine"] = answers(LLM(other, **OPTIONS))
+    return by_step
 
 
 def _dims_of_the_last_layer(worker: Any) -> list[int]:
@@ -77,9 +77,9 @@ def test_an_engine_that_slept_answers_as_before(
 ) -> None:
     """CUDA graphs keep the addresses of weights. At level 2 weights are read and padded again."""
     write_model(tmp_path / "model", HETEROGENEOUS)
-    found = in_engine_process(_sleep, str(tmp_path / "model"), level, extra)
-    assert found["freed"] > 2**30
-    assert_same(found["after"], found["before"])
+    slept = in_engine_process(_sleep, str(tmp_path / "model"), level, extra)
+    assert slept["freed"] > 2**30
+    assert_same(slept["after"], slept["before"])
 
 
 def _sleep(model: str, level: int, extra: dict[str, bool]) -> dict[str, Any]:

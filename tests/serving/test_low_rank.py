@@ -49,8 +49,8 @@ def fused_factors(directory: str, align: str, lora: bool) -> list[list[list[int]
     from vllm import LLM
 
     llm = LLM(directory, model_loader_extra_config={"align": align}, enable_lora=lora, **OPTIONS)
-    found: list[list[list[int]]] = llm.collective_rpc(_fused_factors)[0]
-    return found
+    shapes: list[list[list[int]]] = llm.collective_rpc(_fused_factors)[0]
+    return shapes
 
 
 def _fused_factors(worker: Any) -> list[list[list[int]]]:

@@ -79,12 +79,12 @@ def test_the_loader_streams_products_that_are_padded_and_repeated(
     repeated = repeated_heads(padded, tp)
     assert served.served == repeated
     for threads in (1, 8):  # loading again makes a new loader, which has only the config
-        found = streamed(served.model_config, num_threads=threads, **MERGE)
+        tensors = streamed(served.model_config, num_threads=threads, **MERGE)
         for name in merged.tensors():
             expected = padded_tensor(merged, padded, name, whole(factors, name))
             expected = repeated_tensor(padded, repeated, name, expected)
-            torch.testing.assert_close(found.pop(name).float(), expected)
-        assert all(name.endswith(".rope_inv_freq") for name in found)  # of keys that are padded
+            torch.testing.assert_close(tensors.pop(name).float(), expected)
+        assert all(name.endswith(".rope_inv_freq") for name in tensors)  # of keys that are padded
 
 
 def whole(factors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
@@ -179,11 +179,11 @@ def test_models_of_other_tools_are_merged(tool: str, tmp_path: Path) -> None:
     apart = streamed(stub)
     stub.hf_config = GacConfig.of(stub.hf_config)
     stub.hf_config.serve(checkpoint.layout.without_ranks())
-    found = streamed(stub)
-    assert found.keys() == checkpoint.layout.without_ranks().tensors().keys()
+    merged = streamed(stub)
+    assert merged.keys() == checkpoint.layout.without_ranks().tensors().keys()
     for linear in RANKS:
         product = apart[f"{linear}.B.weight"].float() @ apart[f"{linear}.A.weight"].float()
-        torch.testing.assert_close(found[f"{linear}.weight"], product)
+        torch.testing.assert_close(merged[f"{linear}.weight"], product)
 
 
 @pytest.mark.parametrize(
@@ -214,10 +214,10 @@ def test_merged_factors_answer_as_the_factors_do(tmp_path: Path) -> None:
     blocks, block_size = apart["room"]
     assert blocks == 2**30 // (block_size * 4 * padded.kv_elements)
     more = padded.without_ranks().parameters - padded.parameters
-    for found in (merged, dummy):
-        assert found["weights"] - apart["weights"] == more
-        assert found["room"] == apart["room"]
-        assert found["compiled as"] != apart["compiled as"]
+    for actual in (merged, dummy):
+        assert actual["weights"] - apart["weights"] == more
+        assert actual["room"] == apart["room"]
+        assert actual["compiled as"] != apart["compiled as"]
 
 
 @pytest.mark.slow
@@ -246,7 +246,7 @@ def _served(directory: str, extra: dict[str, Any], tp: int = 1) -> dict[str, Any
 
     llm = LLM(directory, model_loader_extra_config=extra, tensor_parallel_size=tp, **OPTIONS)
     engine = llm.llm_engine.vllm_config
-    found = {
+    answered = {
         "answers": answers(llm),
         "weights": llm.collective_rpc(_weights)[0],
         "room": [engine.cache_config.num_gpu_blocks, engine.cache_config.block_size],
@@ -255,8 +255,8 @@ def _served(directory: str, extra: dict[str, Any], tp: int = 1) -> dict[str, Any
     if extra == MERGE:
         llm.collective_rpc("reload_weights")
         llm.reset_prefix_cache()
-        found["reloaded"] = answers(llm)
-    return found
+        answered["reloaded"] = answers(llm)
+    return answered
 
 
 def _weights(worker: Any) -> int:

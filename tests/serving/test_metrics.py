@@ -56,7 +56,7 @@ def published(
     logger.log_engine_initialized()
     if twice:
         logger.log_engine_initialized()  # a process may initialize several engines
-    found: dict[str, dict[str, float]] = {}
+    gauges: dict[str, dict[str, float]] = {}
     for metric in REGISTRY.collect():
         if metric.name.startswith("gac_"):
             assert metric.documentation.endswith(".")
@@ -67,8 +67,8 @@ def published(
                 labels = dict(sample.labels)
                 assert labels.pop("model_name") == "m"
                 key = " ".join(labels[name] for name in sorted(labels))
-                found.setdefault(sample.name, {})[key] = sample.value
-    return found
+                gauges.setdefault(sample.name, {})[key] = sample.value
+    return gauges
 
 
 def test_another_model_gets_only_the_gauge_of_cache_tokens() -> None:
@@ -79,19 +79,19 @@ def test_another_model_gets_only_the_gauge_of_cache_tokens() -> None:
 def test_a_gac_model_is_compared_with_its_dense_model() -> None:
     raw = gac_config()
     layout, dense = layout_of(raw), layout_of(config())
-    found = published(raw)
-    assert found["gac_kv_token_bytes"] == {"": 2 * layout.kv_elements}
-    assert found["gac_dense_kv_token_bytes"] == {"": 2 * dense.kv_elements}
-    assert found["gac_parameters"] == {"": layout.parameters}
-    assert found["gac_dense_parameters"] == {"": dense.parameters}
-    assert found["gac_parameters"] != found["gac_dense_parameters"]
-    assert found["gac_kv_cache_tokens"] == {"1": 1000}
+    gauges = published(raw)
+    assert gauges["gac_kv_token_bytes"] == {"": 2 * layout.kv_elements}
+    assert gauges["gac_dense_kv_token_bytes"] == {"": 2 * dense.kv_elements}
+    assert gauges["gac_parameters"] == {"": layout.parameters}
+    assert gauges["gac_dense_parameters"] == {"": dense.parameters}
+    assert gauges["gac_parameters"] != gauges["gac_dense_parameters"]
+    assert gauges["gac_kv_cache_tokens"] == {"1": 1000}
 
 
 def test_an_fp8_cache_takes_one_byte_per_number() -> None:
     layout = layout_of(gac_config())
-    found = published(gac_config(), cache_dtype="fp8_e4m3")
-    assert found["gac_kv_token_bytes"] == {"": layout.kv_elements}
+    gauges = published(gac_config(), cache_dtype="fp8_e4m3")
+    assert gauges["gac_kv_token_bytes"] == {"": layout.kv_elements}
 
 
 @pytest.mark.parametrize(
@@ -102,15 +102,15 @@ def test_layers_that_are_not_quantized_take_the_models_dtype(
     skipped: tuple[str, ...], window: int | None, wide: set[int]
 ) -> None:
     layers = layout_of(gac_config()).layers
-    found = published(gac_config(), "fp8", skipped=skipped, window=window)
+    gauges = published(gac_config(), "fp8", skipped=skipped, window=window)
     bytes_ = sum(layer.kv_elements * (1 + (i in wide)) for i, layer in enumerate(layers))
-    assert found["gac_kv_token_bytes"] == {"": bytes_}
+    assert gauges["gac_kv_token_bytes"] == {"": bytes_}
 
 
 def test_a_half_precision_cache_of_an_fp32_model_takes_two_bytes_per_number() -> None:
     layout = layout_of(gac_config())
-    found = published(gac_config(), "bfloat16", dtype="float32")
-    assert found["gac_kv_token_bytes"] == {"": 2 * layout.kv_elements}
+    gauges = published(gac_config(), "bfloat16", dtype="float32")
+    assert gauges["gac_kv_token_bytes"] == {"": 2 * layout.kv_elements}
     assert published(gac_config(), dtype="float32")["gac_kv_token_bytes"] == {
         "": 4 * layout.kv_elements
     }
@@ -119,12 +119,12 @@ def test_a_half_precision_cache_of_an_fp32_model_takes_two_bytes_per_number() ->
 def test_layers_are_counted_by_kernels_and_heads() -> None:
     raw = gac_config()
     layers = layout_of(raw).layers
-    found = published(raw)["gac_attention_layers"]
-    assert sum(found.values()) == len(layers)
+    counts = published(raw)["gac_attention_layers"]
+    assert sum(counts.values()) == len(layers)
     for layer in layers:
         keys = f"{layer.key.form} {layer.key.heads}x{layer.key.size}"
         values = f"{layer.value.heads}x{layer.value.size}"
-        (label,) = set(found) & {
+        (label,) = set(counts) & {
             f"{backend} {kernel} {keys} {kernel} {values}"  # decode kernel and prefill kernel
             for backend, kernel in (("vllm", "stock"), ("GAC_REFERENCE", "reference"))
         }

@@ -59,7 +59,9 @@ def test_engines_in_each_kind_of_process_give_the_same_answers(tmp_path: Path) -
     }
     tokens = answered["this process"][1]
     assert [len(answer) for answer in tokens] == [8, 8]
-    assert {name: found for name, (_, found) in answered.items()} == dict.fromkeys(ENGINES, tokens)
+    assert {name: actual for name, (_, actual) in answered.items()} == dict.fromkeys(
+        ENGINES, tokens
+    )
 
 
 def _run(script: Path, model: Path, options: dict[str, Any], env: dict[str, str]) -> Any:

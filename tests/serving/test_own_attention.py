@@ -71,15 +71,15 @@ def test_vllms_own_model_runs_on_our_reference(tmp_path: Path) -> None:
         assert_same(ours[prompts], stock[prompts])
 
 
-def _agree(found: dict[str, Any], expected: dict[str, Any], top_error: float) -> None:
+def _agree(actual: dict[str, Any], expected: dict[str, Any], top_error: float) -> None:
     """Answers and those of cached prompts agree."""
     for prompts in ("first", "cached"):
-        _agree_on(found[prompts], expected[prompts], top_error)
+        _agree_on(actual[prompts], expected[prompts], top_error)
 
 
-def _agree_on(found: Answers, expected: Answers, top_error: float) -> None:
+def _agree_on(actual: Answers, expected: Answers, top_error: float) -> None:
     """Greedy tokens are the same up to a tie, and logprobs are close up to there."""
-    for (tokens, top), (expected_tokens, expected_top) in zip(found, expected, strict=True):
+    for (tokens, top), (expected_tokens, expected_top) in zip(actual, expected, strict=True):
         for step, (token, expected_token) in enumerate(zip(tokens, expected_tokens, strict=True)):
             ours, theirs = top[step], expected_top[step]
             both = ours.keys() & theirs.keys()
@@ -92,8 +92,8 @@ def _agree_on(found: Answers, expected: Answers, top_error: float) -> None:
 
 def _served(model: Path, backend: str, cache: str, **options: Any) -> dict[str, Any]:
     asked = ON_GPU | {"attention_backend": backend, "kv_cache_dtype": cache} | options
-    found: dict[str, Any] = in_engine_process(_answers, str(model), asked)
-    return found
+    answered: dict[str, Any] = in_engine_process(_answers, str(model), asked)
+    return answered
 
 
 @pytest.mark.gpu
@@ -121,11 +121,11 @@ def test_an_fp8_cache_is_read_as_exactly_as_vllm_reads_it() -> None:
         assert _error(ours[prompts], exact[prompts]) < 1.25 * _error(stock[prompts], exact[prompts])
 
 
-def _error(found: Answers, expected: Answers) -> float:
+def _error(actual: Answers, expected: Answers) -> float:
     """The mean difference of the first tokens' top logprobs, which depend on the prompt only."""
     errors = [
         abs(ours[token] - theirs[token])
-        for (_, [ours, *_]), (_, [theirs, *_]) in zip(found, expected, strict=True)
+        for (_, [ours, *_]), (_, [theirs, *_]) in zip(actual, expected, strict=True)
         for token in ours.keys() & theirs.keys()
     ]
     return sum(errors) / len(errors)

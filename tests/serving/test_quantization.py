@@ -107,10 +107,12 @@ def test_what_llm_compressor_packs_scores_text_as_its_rounded_weights(
     paths = tmp_path / "model", tmp_path / "packed", tmp_path / "rounded"
     scales = scales_of_layers(len(ALIGNED), "{}_scale")
     write_quantized(*paths, scheme, group_size=group_size, cache_scales=scales)
-    found, rounded = each_in_engine_process(_logprobs, [(str(x), IN_16_BITS) for x in paths[1:]])
-    assert found["linears"] == ["CompressedTensorsLinearMethod"]
-    assert found["cache_scales"] == EXPECTED_SCALES
-    _assert_close(found["logprobs"], rounded["logprobs"], noise)
+    packed_scores, rounded = each_in_engine_process(
+        _logprobs, [(str(x), IN_16_BITS) for x in paths[1:]]
+    )
+    assert packed_scores["linears"] == ["CompressedTensorsLinearMethod"]
+    assert packed_scores["cache_scales"] == EXPECTED_SCALES
+    _assert_close(packed_scores["logprobs"], rounded["logprobs"], noise)
 
 
 @pytest.mark.slow
@@ -120,12 +122,14 @@ def test_every_head_gets_its_own_scale_of_the_cache(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("model", "packed", "rounded")]
     scales = scales_by_head(layout)
     write_quantized(*paths, "W4A16", group_size=32, cache_scales=scales)
-    found, rounded = each_in_engine_process(_logprobs, [(str(x), IN_16_BITS) for x in paths[1:]])
-    for index, layer_scales in enumerate(found["cache_scales"]):
+    packed_scores, rounded = each_in_engine_process(
+        _logprobs, [(str(x), IN_16_BITS) for x in paths[1:]]
+    )
+    for index, layer_scales in enumerate(packed_scores["cache_scales"]):
         names = [f"model.layers.{index}.self_attn.{kind}_scale" for kind in "kv"]
         expected = torch.cat([scales[name].flatten() for name in names])
         assert layer_scales == pytest.approx(expected.tolist())
-    _assert_close(found["logprobs"], rounded["logprobs"], 0.02)
+    _assert_close(packed_scores["logprobs"], rounded["logprobs"], 0.02)
 
 
 @pytest.mark.slow
@@ -138,9 +142,11 @@ def test_modelopts_fp8_scores_text_as_its_rounded_weights(puzzletron: bool, tmp_
         _as_puzzletron(tmp_path / "model")
     paths = tmp_path / "model", tmp_path / "packed", tmp_path / "rounded"
     write_modelopt_fp8(*paths, scales_of_layers(len(layers), "{}_proj.{}_scale"), puzzletron)
-    found, rounded = each_in_engine_process(_logprobs, [(str(x), IN_16_BITS) for x in paths[1:]])
-    assert found["linears"] == ["ModelOptLinearMethod"]
-    _assert_close(found["logprobs"], rounded["logprobs"], 0.2)
+    packed_scores, rounded = each_in_engine_process(
+        _logprobs, [(str(x), IN_16_BITS) for x in paths[1:]]
+    )
+    assert packed_scores["linears"] == ["ModelOptLinearMethod"]
+    _assert_close(packed_scores["logprobs"], rounded["logprobs"], 0.2)
 
 
 @pytest.mark.parametrize("inline", [True, False], ids=["config.json", "hf_quant_config.json"])
@@ -177,9 +183,9 @@ def _as_puzzletron(model: Path) -> None:
     save_file(plain, model / "model.safetensors", metadata={"format": "pt"})
 
 
-def _assert_close(found: list[float], expected: list[float], noise: float) -> None:
+def _assert_close(actual: list[float], expected: list[float], noise: float) -> None:
     """Check that logprobs differ by less than `noise` of their spread, but differ."""
-    error = sum(abs(a - b) for a, b in zip(found, expected, strict=True)) / len(found)
+    error = sum(abs(a - b) for a, b in zip(actual, expected, strict=True)) / len(actual)
     assert 0 < error < noise * torch.tensor(expected).std()
 
 
@@ -265,8 +271,8 @@ def test_a_misaligned_model_in_fp8_scores_text_as_in_bf16(
     """Tensors are padded at load time, before vLLM quantizes them."""
     write_model(tmp_path / "model", HETEROGENEOUS)
     plain = in_engine_process(_logprobs, str(tmp_path / "model"), GPU_OPTIONS)
-    found = in_engine_process(_logprobs, str(tmp_path / "model"), GPU_OPTIONS | quantized)
-    _assert_close(found["logprobs"], plain["logprobs"], 0.2)
+    fp8_scores = in_engine_process(_logprobs, str(tmp_path / "model"), GPU_OPTIONS | quantized)
+    _assert_close(fp8_scores["logprobs"], plain["logprobs"], 0.2)
 
 
 # ---- faults of a packed checkpoint, seen in its headers ---------------------------------------
@@ -458,9 +464,9 @@ def test_scales_that_the_config_announces_are_there(
     kept: str, missing: str, packed: Path, tmp_path: Path
 ) -> None:
     scales = scales_of_layers(4, "{}_scale")
-    found = {name: scale for name, scale in scales.items() if re.fullmatch(kept, name)}
+    stored = {name: scale for name, scale in scales.items() if re.fullmatch(kept, name)}
     with pytest.raises(CheckpointError, match=rf"layers\.0\.self_attn: .*{missing}"):
-        _check_with(found, packed, tmp_path, kv_cache_scheme=FP8_CACHE)
+        _check_with(stored, packed, tmp_path, kv_cache_scheme=FP8_CACHE)
 
 
 BAD_NUMBERS = [0.0, -0.5, float("nan"), float("inf")]

@@ -52,11 +52,11 @@ def test_a_quantized_model_needs_and_gets_the_scales_of_its_cache(
     scheme: str, tmp_path: Path
 ) -> None:
     packed, rounded = _packed(tmp_path, LLAMA, scheme, SMALL_KEYS, LARGE_VALUES)
-    found = in_engine_process(_answers, str(packed), GPU_OPTIONS)
-    assert found["linears"] == ["CompressedTensorsLinearMethod"]
+    answered = in_engine_process(_answers, str(packed), GPU_OPTIONS)
+    assert answered["linears"] == ["CompressedTensorsLinearMethod"]
     expected = pytest.approx([SCALE * SMALL_KEYS, SCALE * LARGE_VALUES])
-    assert found["scales"] == [expected] * len(LLAMA)
-    _assert_close(found, rounded, FP8_NOISE)
+    assert answered["scales"] == [expected] * len(LLAMA)
+    _assert_close(answered, rounded, FP8_NOISE)
 
 
 @pytest.mark.gpu
@@ -67,8 +67,8 @@ def test_with_scales_of_one_it_would_be_wrong(tmp_path: Path) -> None:
     own = (".self_attn.k_scale", ".self_attn.v_scale")
     tensors |= {name: torch.ones(1) for name in tensors if name.endswith(own)}
     save_file(tensors, packed / "model.safetensors", metadata={"format": "pt"})
-    found = in_engine_process(_answers, str(packed), GPU_OPTIONS)
-    assert min(_errors(found, rounded)) > 2 * FP8_NOISE
+    answered = in_engine_process(_answers, str(packed), GPU_OPTIONS)
+    assert min(_errors(answered, rounded)) > 2 * FP8_NOISE
 
 
 @pytest.mark.gpu
@@ -83,13 +83,13 @@ def test_every_head_needs_and_gets_its_own_scales(
         options = options | {"load_format": "auto", "attention_backend": "GAC"}
         for model in (packed, rounded):
             _call_dense(model)
-    found = in_engine_process(_answers, str(packed), options)
-    for made, scales in zip(layers, found["scales"], strict=True):
+    answered = in_engine_process(_answers, str(packed), options)
+    for made, scales in zip(layers, answered["scales"], strict=True):
         keys, values = _factors(made, SMALL_KEYS, LARGE_VALUES, by_head=True)
         assert scales == pytest.approx((SCALE * torch.cat([keys, values])).tolist())
     if layers is DENSE:
-        assert found["attention"] == ["GacImpl"]
-    _assert_close(found, rounded, FP8_NOISE)
+        assert answered["attention"] == ["GacImpl"]
+    _assert_close(answered, rounded, FP8_NOISE)
 
 
 @pytest.mark.gpu
@@ -102,13 +102,13 @@ def test_static_fp8_answers_as_its_rounded_weights(
 ) -> None:
     """Fused linears share a scale, so keys and values are as large as queries."""
     packed, rounded = _packed(tmp_path, LLAMA, scheme, 1, 1)
-    found = in_engine_process(_answers, str(packed), GPU_OPTIONS)
-    assert found["linears"] == [linears]
+    answered = in_engine_process(_answers, str(packed), GPU_OPTIONS)
+    assert answered["linears"] == [linears]
     # vLLM keeps ModelOpt's scales of the cache in the model's dtype.
     kept = torch.bfloat16 if scheme == "ModelOpt" else torch.float32
     scale = float(torch.tensor(SCALE, dtype=kept))
-    assert found["scales"] == [pytest.approx([scale, scale])] * len(LLAMA)
-    _assert_close(found, rounded, FP8_NOISE)
+    assert answered["scales"] == [pytest.approx([scale, scale])] * len(LLAMA)
+    _assert_close(answered, rounded, FP8_NOISE)
 
 
 @pytest.mark.gpu
@@ -119,9 +119,9 @@ def test_a_qwen3_with_latent_keys_answers_as_the_reference(
 ) -> None:
     write_model(tmp_path / "model", QWEN3, model_type="qwen3")
     options = GPU_OPTIONS | {"kv_cache_dtype": cache, "enforce_eager": eager}
-    found = in_engine_process(_answers, str(tmp_path / "model"), options)
-    assert found["cached bytes"] == [1 if cache == "fp8" else 2]
-    _assert_close(found, tmp_path / "model", noise)
+    answered = in_engine_process(_answers, str(tmp_path / "model"), options)
+    assert answered["cached bytes"] == [1 if cache == "fp8" else 2]
+    _assert_close(answered, tmp_path / "model", noise)
 
 
 @pytest.mark.gpu
@@ -130,9 +130,9 @@ def test_a_quantized_qwen3_with_a_scaled_cache_answers_as_its_rounded_weights(
 ) -> None:
     """Its keys are normed, so that only values can be large."""
     packed, rounded = _packed(tmp_path, QWEN3, "W4A16", 1, LARGE_VALUES, model_type="qwen3")
-    found = in_engine_process(_answers, str(packed), GPU_OPTIONS)
-    assert found["scales"] == [pytest.approx([SCALE, SCALE * LARGE_VALUES])] * len(QWEN3)
-    _assert_close(found, rounded, FP8_NOISE)
+    answered = in_engine_process(_answers, str(packed), GPU_OPTIONS)
+    assert answered["scales"] == [pytest.approx([SCALE, SCALE * LARGE_VALUES])] * len(QWEN3)
+    _assert_close(answered, rounded, FP8_NOISE)
 
 
 def _packed(
@@ -238,12 +238,12 @@ def _answers(model: str, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _assert_close(found: dict[str, Any], directory: Path, noise: float) -> None:
-    errors = _errors(found, directory)
+def _assert_close(actual: dict[str, Any], directory: Path, noise: float) -> None:
+    errors = _errors(actual, directory)
     assert 0 < max(errors) < noise, errors
 
 
-def _errors(found: dict[str, Any], directory: Path) -> list[float]:
+def _errors(actual: dict[str, Any], directory: Path) -> list[float]:
     """Mean errors of logprobs, in parts of their spread: of prompts, and of each round of answers.
 
     `directory` holds the model as it should answer.
@@ -251,7 +251,7 @@ def _errors(found: dict[str, Any], directory: Path) -> list[float]:
     checkpoint = open_checkpoint(directory)
     model = reference(checkpoint)
     pairs: list[list[tuple[float, float]]] = [[], [], []]
-    given = iter(found["prompts"])
+    given = iter(actual["prompts"])
     with checkpoint.reader() as read:
 
         def logprobs(tokens: list[int]) -> torch.Tensor:
@@ -261,7 +261,7 @@ def _errors(found: dict[str, Any], directory: Path) -> list[float]:
             rows = logprobs(prompt)
             for row, token in zip(rows[:-1], prompt[1:], strict=True):
                 pairs[0].append((next(given), float(row[token])))
-        for i, answers_given in enumerate(found["answers"], 1):
+        for i, answers_given in enumerate(actual["answers"], 1):
             for prompt, (tokens, top) in zip(PROMPTS, answers_given, strict=True):
                 rows = logprobs(prompt + tokens)[len(prompt) - 1 : -1]
                 for row, step in zip(rows, top, strict=True):

@@ -59,16 +59,16 @@ def asked(**changes: Any) -> dict[str, Any]:
 
 def gauges(server: Server) -> dict[str, float]:
     """Requests running and waiting, and the share of the KV cache in use."""
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for line in server.metrics().splitlines():
         sample = re.match(
             r"vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)\{.*\} (\S+)$",
             line,
         )
         if sample:
-            found[sample[1]] = found.get(sample[1], 0.0) + float(sample[2])
-    assert len(found) == 3
-    return found
+            by_name[sample[1]] = by_name.get(sample[1], 0.0) + float(sample[2])
+    assert len(by_name) == 3
+    return by_name
 
 
 def answer(server: Server) -> str:

@@ -33,14 +33,14 @@ def _serve(model: str, speculative: dict[str, Any] | None) -> dict[str, Any]:
 
     options = OPTIONS | {"disable_log_stats": False}
     llm = LLM(model, speculative_config=speculative, **options)
-    found = answers(llm, PROMPTS, 40)
+    answered = answers(llm, PROMPTS, 40)
     counts = {
         metric.name: metric.value
         for metric in llm.get_metrics()
         if "spec_decode" in metric.name and hasattr(metric, "value")
     }
     return {
-        "answers": found,
+        "answers": answered,
         "drafted": counts.get("vllm:spec_decode_num_draft_tokens", 0),
         "accepted": counts.get("vllm:spec_decode_num_accepted_tokens", 0),
     }

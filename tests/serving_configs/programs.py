@@ -14,7 +14,7 @@ UNPACKED = ROOT / "build" / "debian" / "usr"
 def program(name: str) -> str:
     """Where `name` is; skips the test on a machine that has it not."""
     places = [os.environ.get("PATH", ""), str(UNPACKED / "bin"), str(UNPACKED / "sbin")]
-    found = shutil.which(name, path=os.pathsep.join(places))
-    if found is None:
+    executable = shutil.which(name, path=os.pathsep.join(places))
+    if executable is None:
         pytest.skip(f"needs {name}, which neither PATH nor build/debian has; `make test` gets it")
-    return found
+    return executable

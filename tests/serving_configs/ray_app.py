@@ -75,10 +75,10 @@ class App:
         """The metric of each replica, summed over other labels."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE) as response:
             text = response.read().decode()
-        found: dict[str, float] = {}
+        by_labels: dict[str, float] = {}
         for replica, value in re.findall(rf'^{name}{{replica="(\w+)".*}} (\S+)$', text, re.M):
-            found[replica] = found.get(replica, 0.0) + float(value)
-        return found
+            by_labels[replica] = by_labels.get(replica, 0.0) + float(value)
+        return by_labels
 
     def processes(self) -> list[psutil.Process]:
         """Ray's, the replicas' and vLLM's."""
@@ -99,18 +99,18 @@ def engine_core(replica: psutil.Process) -> psutil.Process:
 
 def _child(parent: psutil.Process, title: str) -> psutil.Process:
     # A list of processes is no snapshot, and on a busy machine children come late.
-    found: list[psutil.Process] = []
+    children: list[psutil.Process] = []
 
     def is_there() -> bool:
-        found[:] = [child for child in parent.children() if title in _title(child)]
-        return bool(found)
+        children[:] = [child for child in parent.children() if title in _title(child)]
+        return bool(children)
 
     try:
         wait_until(is_there, PATIENCE, f"{parent} has a child {title}")
     except TimeoutError as error:
         there = [(child, _title(child)) for child in parent.children()]
         raise TimeoutError(f"{error}; it has {there}") from None
-    return found[0]
+    return children[0]
 
 
 def _title(process: psutil.Process) -> str:

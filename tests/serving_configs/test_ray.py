@@ -81,15 +81,15 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
 
 def of_both(app: App, name: str) -> dict[str, float]:
     """The metric of both replicas: one that is busy may be late for a scrape."""
-    found: dict[str, float] = {}
+    by_replica: dict[str, float] = {}
 
     def is_whole() -> bool:
-        found.clear()
-        found.update(app.metric(name))
-        return len(found) == 2
+        by_replica.clear()
+        by_replica.update(app.metric(name))
+        return len(by_replica) == 2
 
     wait_until(is_whole, PATIENCE, f"{name} of two replicas")
-    return found
+    return by_replica
 
 
 def are_busy(app: App, requests: int) -> bool:

@@ -23,14 +23,14 @@ from vllm_gac.steps.verify import verify
 
 
 def test_a_dense_directory(tmp_path: Path) -> None:
-    found = inspect(write_model(tmp_path, config())).as_json()
+    inspection = inspect(write_model(tmp_path, config())).as_json()
     layer = {
         "key": {"form": "rotary", "heads": 2, "size": 16},
         "value": {"heads": 2, "size": 16},
         "intermediate_size": 48,
         "ranks": {},
     }
-    assert found == {
+    assert inspection == {
         "format": "dense",
         "layers": [layer, layer],
         "parameters": 2 * (32 * 64 * 2 + 2 * 32 * 32 + 3 * 32 * 48 + 64) + 32 + 2 * 64 * 32,
@@ -45,13 +45,13 @@ def test_a_dense_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shards", [1, 4])
 def test_a_gac_directory(shards: int, tmp_path: Path) -> None:
-    found = inspect(write_model(tmp_path, gac_config(), shards=shards))
-    assert found.format == "gac"
-    assert found.layers == [GAC_LAYERS[0], GAC_LAYERS[1] | {"ranks": {}}]
-    assert found.kv_bytes_per_token == 2 * ((2 * 12 + 24) + (2 * 8 + 2 * 8))
+    inspection = inspect(write_model(tmp_path, gac_config(), shards=shards))
+    assert inspection.format == "gac"
+    assert inspection.layers == [GAC_LAYERS[0], GAC_LAYERS[1] | {"ranks": {}}]
+    assert inspection.kv_bytes_per_token == 2 * ((2 * 12 + 24) + (2 * 8 + 2 * 8))
     # All dims are aligned except the key size of 12.
-    assert (found.dims, found.aligned_dims) == (7, 6)
-    assert found.aligned_fraction == pytest.approx(6 / 7)
+    assert (inspection.dims, inspection.aligned_dims) == (7, 6)
+    assert inspection.aligned_fraction == pytest.approx(6 / 7)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def attention(
 
 
 def test_pruned_widths_are_read_from_the_tensors(tmp_path: Path) -> None:
-    found = inspect(write_model(tmp_path, config(), width(1, 37)))
-    assert found.format == "hf-pruned"
-    assert [layer["intermediate_size"] for layer in found.layers] == [48, 37]
-    assert (found.dims, found.aligned_dims) == (6, 5)
+    inspection = inspect(write_model(tmp_path, config(), width(1, 37)))
+    assert inspection.format == "hf-pruned"
+    assert [layer["intermediate_size"] for layer in inspection.layers] == [48, 37]
+    assert (inspection.dims, inspection.aligned_dims) == (6, 5)
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,13 @@ def test_a_faulty_directory_is_not_described_and_verify_is_pointed_to(tmp_path: 
 
 def test_verify_counts_what_it_checked(tmp_path: Path) -> None:
     raw: dict[str, Any] = gac_config()
-    found = verify(write_model(tmp_path, raw))
-    assert (found.ok, found.faults, found.tensors) == (True, [], len(tensors_of(raw)))
-    assert found.parameters == inspect(tmp_path).parameters
+    verification = verify(write_model(tmp_path, raw))
+    assert (verification.ok, verification.faults, verification.tensors) == (
+        True,
+        [],
+        len(tensors_of(raw)),
+    )
+    assert verification.parameters == inspect(tmp_path).parameters
 
 
 def test_verify_reads_values_and_inspect_does_not(tmp_path: Path) -> None:

@@ -32,18 +32,18 @@ OWN_MOUNTS = ("unshare", "--map-root-user", "--mount")
 )
 def test_a_stop_anywhere_loses_nothing(verb: str, step: int, least: int, tmp_path: Path) -> None:
     """Step 0 is a full disk, of which the run says so in a sentence."""
-    found = _run("tests.steps.every_kill", tmp_path, verb, step)
-    assert found["wrong"] == []
-    assert found["kills"] >= least
+    ended = _run("tests.steps.every_kill", tmp_path, verb, step)
+    assert ended["wrong"] == []
+    assert ended["kills"] >= least
 
 
 @pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
     if subprocess.run([*OWN_MOUNTS, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this system lets nobody mount a small disk")
-    found = _run("tests.steps.full_disk", tmp_path, 2, before=OWN_MOUNTS)
-    assert found["wrong"] == []
-    assert set(found["full"]) == set(VERBS)
+    ended = _run("tests.steps.full_disk", tmp_path, 2, before=OWN_MOUNTS)
+    assert ended["wrong"] == []
+    assert set(ended["full"]) == set(VERBS)
 
 
 def _run(module: str, directory: Path, *words: object, before: Sequence[str] = ()) -> Any:

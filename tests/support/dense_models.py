@@ -91,15 +91,15 @@ def in_transformers(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
         stored = re.sub(r"\.experts\.\d+\.down_proj\.weight", ".experts.down_proj", stored)
         parts.setdefault(stored, []).append(tensor)
     return {
-        name: found[0] if len(found) == 1 else _experts(name, found)
-        for name, found in parts.items()
+        name: experts[0] if len(experts) == 1 else _experts(name, experts)
+        for name, experts in parts.items()
     }
 
 
-def _experts(name: str, found: list[torch.Tensor]) -> torch.Tensor:
+def _experts(name: str, experts: list[torch.Tensor]) -> torch.Tensor:
     """[experts, out, in], of tensors by expert; gate above up where each expert has both."""
     each = 2 if name.endswith("gate_up_proj") else 1
-    return torch.stack([torch.cat(found[i : i + each]) for i in range(0, len(found), each)])
+    return torch.stack([torch.cat(experts[i : i + each]) for i in range(0, len(experts), each)])
 
 
 def write(

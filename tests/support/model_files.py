@@ -135,9 +135,9 @@ def refusal(directory: Path, *, finite: bool = True) -> str:
     """The sentences that `directory` is refused with, at the cost of at most 100 MB of memory."""
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        found = list(faults(open_checkpoint(directory), finite))
+        errors = list(faults(open_checkpoint(directory), finite))
     except CheckpointError as e:
-        found = [str(e)]
+        errors = [str(e)]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 100 * 1024
-    assert found, "accepted"
-    return "\n".join(found)
+    assert errors, "accepted"
+    return "\n".join(errors)

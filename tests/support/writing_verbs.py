@@ -167,12 +167,12 @@ def digest(path: Path) -> str:
     """A digest of the file or directory at `path`; "nothing" if it is not there."""
     if not path.exists():
         return "nothing"
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         name = file.relative_to(path.parent).as_posix().partition("/")[2]
-        found.update(f"{name}\0{file.stat().st_mode:o}\0".encode())
-        found.update(file.read_bytes() if file.is_file() else b"")
-    return found.hexdigest()
+        sha.update(f"{name}\0{file.stat().st_mode:o}\0".encode())
+        sha.update(file.read_bytes() if file.is_file() else b"")
+    return sha.hexdigest()
 
 
 @contextmanager

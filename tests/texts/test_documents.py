@@ -34,8 +34,8 @@ def test_a_line_is_a_document_and_a_long_text_is_cut_at_blank_lines(model: Path)
     plain = model / "b.txt"
     section = "word " * 300 + "\n\n"
     plain.write_text(section * 3 + "\fend\n" + "x" * 9000)
-    found = list(read_documents(ModelTokenizer(model), [rows, plain]))
-    assert [(d.name, d.begins) for d in found] == [
+    documents = list(read_documents(ModelTokenizer(model), [rows, plain]))
+    assert [(d.name, d.begins) for d in documents] == [
         (f"{rows}:1", True),
         (f"{rows}:2", True),
         (f"{plain}:1", True),
@@ -43,15 +43,18 @@ def test_a_line_is_a_document_and_a_long_text_is_cut_at_blank_lines(model: Path)
         (f"{plain}:7", False),
         (f"{plain}:8", False),
     ]
-    assert [d.text for d in found[:5]] == [
+    assert [d.text for d in documents[:5]] == [
         "one",
         "two",
         section * 2,
         section,
         "\fend\n" + "x" * 8000,
     ]
-    assert "".join(d.text for d in found[2:]) == plain.read_text()
-    assert list(read_documents(ModelTokenizer(model), [rows, plain], 4)) == [*found[:2], found[2]]
+    assert "".join(d.text for d in documents[2:]) == plain.read_text()
+    assert list(read_documents(ModelTokenizer(model), [rows, plain], 4)) == [
+        *documents[:2],
+        documents[2],
+    ]
 
 
 def test_one_document_in_eight_is_set_aside_and_equal_ones_stay_together() -> None:

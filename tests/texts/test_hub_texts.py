@@ -24,9 +24,9 @@ def row(text: str) -> bytes:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     import datasets
 
-    with hub.running() as found, hub.used_here(found, tmp_path / "home"):
-        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", found.url)
-        found.datasets["org/one"] = Repository(
+    with hub.running() as stand_in, hub.used_here(stand_in, tmp_path / "home"):
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", stand_in.url)
+        stand_in.datasets["org/one"] = Repository(
             {
                 "main": {
                     "README.md": b"# One",
@@ -39,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
                 "v2": {"train.jsonl": row("new"), "one.py": b"raise SystemExit"},
             }
         )
-        yield found
+        yield stand_in
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_rows_are_those_to_train_on_or_what_is_named(
     (path,) = local_texts([text])
     commit = here.datasets["org/one"].commit("v1" if "@" in str(text) else "main")
     assert f"org/one@{commit}" in str(path)
-    assert [found["text"] for _, found in rows(path)] == expected
+    assert [row["text"] for _, row in rows(path)] == expected
     assert local_texts([path]) == [path]
 
 

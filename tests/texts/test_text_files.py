@@ -34,8 +34,8 @@ def lines(tmp_path: Path, *rows: Any) -> Path:
 
 
 def texts(model: Path, path: Path, characters: int | None = None) -> list[tuple[str, bool]]:
-    found = blocks(ModelTokenizer(model), path, characters)
-    return [(block.text, block.begins) for block in found]
+    blocks_read = blocks(ModelTokenizer(model), path, characters)
+    return [(block.text, block.begins) for block in blocks_read]
 
 
 def with_template(model: Path, template: str) -> Path:
@@ -55,10 +55,10 @@ def test_plain_text_is_as_it_stands_and_lines_of_json_are_told(
 
 
 def test_long_text_is_read_in_blocks_that_end_with_a_line(model: Path) -> None:
-    found = texts(model, demo.CALIBRATION)
-    assert "".join(text for text, _ in found) == demo.CALIBRATION.read_text()
-    assert [begins for _, begins in found] == [True] + [False] * (len(found) - 1)
-    assert all(text.endswith("\n") for text, _ in found)
+    blocks_read = texts(model, demo.CALIBRATION)
+    assert "".join(text for text, _ in blocks_read) == demo.CALIBRATION.read_text()
+    assert [begins for _, begins in blocks_read] == [True] + [False] * (len(blocks_read) - 1)
+    assert all(text.endswith("\n") for text, _ in blocks_read)
     assert texts(model, demo.CALIBRATION, 99) == [(demo.CALIBRATION.read_text()[:99], True)]
 
 

@@ -34,12 +34,12 @@ def test_threads_give_the_tokens_of_all_blocks_in_order(model: Path) -> None:
     library.post_processor = TemplateProcessing(single="A $A", special_tokens=[("A", 32)])
     library.save(str(file))
     text = write_text(model / "text", 700_000)
-    ((_, found),) = windows(model, [text], length=1 << 20, max_tokens=None)
+    ((_, tokens),) = windows(model, [text], length=1 << 20, max_tokens=None)
     wanted: list[int] = []
     for number, block in enumerate(blocks(ModelTokenizer(model), text, None)):
         wanted += library.encode(block.text, add_special_tokens=number == 0).ids
     assert number > 8
-    assert torch.equal(torch.cat([part.flatten() for part in found]), torch.tensor(wanted))
+    assert torch.equal(torch.cat([part.flatten() for part in tokens]), torch.tensor(wanted))
 
 
 def test_few_tokens_need_few_blocks(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,10 +74,10 @@ def test_tokens_are_taken_of_every_text_alike(
 ) -> None:
     sizes = {"a": 950, "b": 40, "c": 300}
     texts = [written(model / name, name, size) for name, size in sizes.items()]
-    found = windows(model, texts, length=100, max_tokens=max_tokens)
-    assert [each.text for each in found] == list(map(str, texts))
-    assert [[tuple(part.shape) for part in each.windows] for each in found] == shapes
-    for each in found:
+    by_text = windows(model, texts, length=100, max_tokens=max_tokens)
+    assert [each.text for each in by_text] == list(map(str, texts))
+    assert [[tuple(part.shape) for part in each.windows] for each in by_text] == shapes
+    for each in by_text:
         assert len(torch.cat([p.flatten() for p in (*each.windows, torch.empty(0))]).unique()) <= 1
 
 

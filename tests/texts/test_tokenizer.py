@@ -37,9 +37,9 @@ def test_the_tokenizer_is_the_one_of_auto_tokenizer(
     from transformers import AutoTokenizer
 
     model = demo_with(tmp_path / "model", kind, model_type=model_type)
-    found, expected = ModelTokenizer(model), AutoTokenizer.from_pretrained(str(model))
+    actual, expected = ModelTokenizer(model), AutoTokenizer.from_pretrained(str(model))
     for begins in (True, False):
-        ids = found.ids("def put(self): 12345\n", begins=begins).tolist()
+        ids = actual.ids("def put(self): 12345\n", begins=begins).tolist()
         assert ids == expected("def put(self): 12345\n", add_special_tokens=begins)["input_ids"]
 
 

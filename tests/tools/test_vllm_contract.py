@@ -110,8 +110,8 @@ def test_what_a_release_lacks_is_said_in_one_line(
 ) -> None:
     assert before in VLLM[file]
     faults = _faults(tmp_path, {file: VLLM[file].replace(before, after)})
-    assert any(fault in found for found in faults), faults
-    assert not any("\n" in found for found in faults)
+    assert any(fault in line for line in faults), faults
+    assert not any("\n" in line for line in faults)
 
 
 def test_a_module_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_change_in_how_vllm_uses_us_is_noticed(
     module: str, before: str, after: str, fault: str
 ) -> None:
     faults = [*changed_behaviours(Changed(module, before, after))]
-    assert any(fault in found for found in faults), faults
+    assert any(fault in line for line in faults), faults
 
 
 def test_only_the_sources_of_a_wheel_are_unpacked(tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_only_the_sources_of_a_wheel_are_unpacked(tmp_path: Path) -> None:
     for _ in range(2):  # the second time they are there
         root = sources_of(str(wheel), tmp_path / "build")
         assert Release(root, ROOT).version == "9.9.9"
-    found = {x.relative_to(root).as_posix() for x in root.rglob("*") if x.is_file()}
-    assert found == VLLM.keys()
+    unpacked = {x.relative_to(root).as_posix() for x in root.rglob("*") if x.is_file()}
+    assert unpacked == VLLM.keys()
     assert sources_of("9.9.9", tmp_path / "build") == root, "a version is not fetched twice"
 
 
@@ -238,14 +238,14 @@ def test_the_command_prints_what_is_broken_and_fails(
 ) -> None:
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm/_version.py").write_text(VLLM["vllm/_version.py"])
-    found: list[str] = []
-    monkeypatch.setattr(command, "broken", lambda release: (found, "7 names"))
+    broken_uses: list[str] = []
+    monkeypatch.setattr(command, "broken", lambda release: (broken_uses, "7 names"))
     monkeypatch.setattr("sys.argv", ["vllm_contract", str(tmp_path)])
     assert command.main() == 0
-    found.append("vllm.config has no VllmConfig (ours.py:1)")
+    broken_uses.append("vllm.config has no VllmConfig (ours.py:1)")
     assert command.main() == 1
     printed = capsys.readouterr()
-    assert printed.out == f"{found[0]}\n"
+    assert printed.out == f"{broken_uses[0]}\n"
     assert printed.err.splitlines() == [f"vLLM 9.9.9: 7 names, {n} broken" for n in (0, 1)]
 
 

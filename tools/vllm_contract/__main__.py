@@ -42,8 +42,8 @@ def main() -> int:
 
 def engine_options(release: Release) -> set[str]:
     """The fields of vLLM's EngineArgs."""
-    found = release.find("vllm.engine.arg_utils", "EngineArgs")
-    members = release.members(found) if found is not None else {}
+    definition = release.find("vllm.engine.arg_utils", "EngineArgs")
+    members = release.members(definition) if definition is not None else {}
     return {name for name, node in members.items() if isinstance(node, ast.AnnAssign)}
 
 

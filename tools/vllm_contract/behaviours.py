@@ -293,12 +293,12 @@ def changed_behaviours(release: Release) -> Iterator[str]:
 
 def _fault(release: Release, behaviour: Behaviour) -> str | None:
     owner, _, member = behaviour.name.partition(".")
-    found = release.find(behaviour.module, owner)
-    if found is not None and member:
-        found = release.attribute(found, member)
-    if found is None:
+    definition = release.find(behaviour.module, owner)
+    if definition is not None and member:
+        definition = release.attribute(definition, member)
+    if definition is None:
         return "is not there"
-    source = _plain(ast.unparse(found.node))
+    source = _plain(ast.unparse(definition.node))
     if any(_plain(quote) in source for quote in behaviour.quotes):
         return None
     return "does not say " + " or ".join(f"`{quote}`" for quote in behaviour.quotes)

@@ -68,14 +68,14 @@ class Release:
     def names(self, module: str) -> dict[str, list[ast.stmt]]:
         """By name, the statements at the top of `module` that define or import it."""
         if module not in self._names:
-            found: dict[str, list[ast.stmt]] = {}
+            statements: dict[str, list[ast.stmt]] = {}
             for statement in self._statements(module):
                 for name in _defined(statement):
-                    found.setdefault(name, []).append(statement)
+                    statements.setdefault(name, []).append(statement)
                 if module == "vllm.envs":  # finds its variables by the keys of a dictionary
                     for name in _keys(statement):
-                        found.setdefault(name, []).append(statement)
-            self._names[module] = found
+                        statements.setdefault(name, []).append(statement)
+            self._names[module] = statements
         return self._names[module]
 
     def _statements(self, module: str) -> list[ast.stmt]:
@@ -102,9 +102,9 @@ class Release:
             if isinstance(statement, ast.ImportFrom):
                 alias = next(a for a in statement.names if name in (a.asname, a.name))
                 source = self._source(module, statement)
-                found = self._find(source, alias.name, seen)
-                if found is not None:
-                    return found
+                definition = self._find(source, alias.name, seen)
+                if definition is not None:
+                    return definition
                 continue
             if not _is_overload(statement):
                 return Definition(module, name, statement)
@@ -113,9 +113,9 @@ class Release:
             return Definition(f"{module}.{name}", "", submodule)
         for statement in self.names(module).get("*", []):
             if isinstance(statement, ast.ImportFrom):
-                found = self._find(self._source(module, statement), name, seen)
-                if found is not None:
-                    return found
+                definition = self._find(self._source(module, statement), name, seen)
+                if definition is not None:
+                    return definition
         return None
 
     def _source(self, module: str, statement: ast.ImportFrom) -> str:
@@ -143,12 +143,12 @@ class Release:
         """The class and those of its bases that are vLLM's, nearest first."""
         if not isinstance(cls.node, ast.ClassDef):
             return []
-        found = [cls]
+        classes = [cls]
         for base in cls.node.bases:
             definition = self.resolve(cls.module, base)
             if definition is not None and definition.node is not cls.node:
-                found += [x for x in self.chain(definition) if x not in found]
-        return found
+                classes += [x for x in self.chain(definition) if x not in classes]
+        return classes
 
     def foreign_bases(self, cls: Definition) -> set[str]:
         """Names of the bases whose attributes we do not see, because they are not vLLM's."""
@@ -178,8 +178,8 @@ class Release:
 
     def method(self, cls: Definition, name: str) -> Definition | None:
         """The method of a class, its own or inherited; None if it has none of that name."""
-        found = self.attribute(cls, name)
-        return found if found is not None and isinstance(found.node, Function) else None
+        member = self.attribute(cls, name)
+        return member if member is not None and isinstance(member.node, Function) else None
 
     def abstract_methods(self, cls: Definition) -> set[str]:
         """Names of the methods that a class that is to be used must define itself."""
@@ -208,9 +208,9 @@ class Release:
             annotation = ast.parse(annotation.value, mode="eval").body
         for node in ast.walk(annotation):
             if isinstance(node, ast.Name):
-                found = self.find(module, node.id)
-                if found is not None and isinstance(found.node, ast.ClassDef):
-                    yield found
+                definition = self.find(module, node.id)
+                if definition is not None and isinstance(definition.node, ast.ClassDef):
+                    yield definition
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -254,19 +254,19 @@ def _is_overload(statement: ast.stmt) -> bool:
 
 
 def _members(cls: ast.ClassDef) -> dict[str, ast.AST]:
-    found: dict[str, ast.AST] = {}
+    members: dict[str, ast.AST] = {}
     for statement in _top_level(cls.body):
         if isinstance(statement, Function):
-            found.setdefault(statement.name, statement)
+            members.setdefault(statement.name, statement)
         else:
             for name in _defined(statement):
-                found.setdefault(name, statement)
+                members.setdefault(name, statement)
     for method in cls.body:
         if isinstance(method, Function):
             for node in ast.walk(method):
                 if _is_of_self(node) and isinstance(node.ctx, ast.Store):  # type: ignore[attr-defined]
-                    found.setdefault(node.attr, node)  # type: ignore[attr-defined]
-    return found
+                    members.setdefault(node.attr, node)  # type: ignore[attr-defined]
+    return members
 
 
 def _is_of_self(node: ast.AST) -> bool:

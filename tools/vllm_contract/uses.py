@@ -61,9 +61,9 @@ class Uses:
         """A sentence for everything that the release does not have, with the line that uses it."""
         if not any(_is_vllm(name) for name in _imported(self.tree)):
             return
-        found = [*self._imports(), *self._strings(), *self._classes()]
-        found += self._bodies(self.tree, {}, None)
-        for line, fault in sorted(set(found)):
+        faults = [*self._imports(), *self._strings(), *self._classes()]
+        faults += self._bodies(self.tree, {}, None)
+        for line, fault in sorted(set(faults)):
             yield f"{fault} ({self.shown}:{line})"
 
     def _imports(self) -> Iterator[tuple[int, str]]:
@@ -129,8 +129,8 @@ class Uses:
                 yield node.lineno, f"{bases[0]} wants a method {name}, which {node.name} lacks"
 
     def _of_bases(self, bases: list[Definition], name: str) -> Definition | None:
-        found = (self.release.attribute(base, name) for base in bases)
-        return next((x for x in found if x is not None), None)
+        attributes = (self.release.attribute(base, name) for base in bases)
+        return next((x for x in attributes if x is not None), None)
 
     def _override(self, ours: Function, known: Definition, where: str) -> str | None:
         if not isinstance(known.node, Function):
@@ -227,37 +227,43 @@ class Uses:
             if operator is None or not isinstance(operator.node, Function):
                 return text, Signature.none()
             return text, signature_of(operator.node)
-        found: Definition | None
+        definition: Definition | None
         if text.startswith("super().") and owner is not None:
             bases = [x for x in self.release.chain(owner)[1:] if _is_vllm(x.module)]
             name = text.removeprefix("super().")
-            found = self._of_bases(bases, name)
+            definition = self._of_bases(bases, name)
             if bases:
                 self._note(bases[0], name)
         elif isinstance(function, ast.Attribute) and self._owner(function.value, types):
             cls = self._owner(function.value, types)
             assert cls is not None
-            found = self._member(cls, function.attr)
+            definition = self._member(cls, function.attr)
         elif isinstance(function, ast.Name) and function.id not in types:
-            found = self.release.find(self.name, function.id)
+            definition = self.release.find(self.name, function.id)
         else:
-            found = None
-        if found is None or not _is_vllm(found.module):
+            definition = None
+        if definition is None or not _is_vllm(definition.module):
             return None
-        if isinstance(found.node, ast.ClassDef):
-            constructor = self.release.method(found, "__init__")
+        if isinstance(definition.node, ast.ClassDef):
+            constructor = self.release.method(definition, "__init__")
             if constructor is None or not isinstance(constructor.node, Function):
                 return None
-            return str(found), signature_of(constructor.node)
-        return (str(found), signature_of(found.node)) if isinstance(found.node, Function) else None
+            return str(definition), signature_of(constructor.node)
+        return (
+            (str(definition), signature_of(definition.node))
+            if isinstance(definition.node, Function)
+            else None
+        )
 
     def _owner(self, expression: ast.expr, types: Types) -> Definition | None:
         """The class or module of which `expression` is an instance, the class or the module."""
         if isinstance(expression, ast.Name) and expression.id not in types:
-            found = self.release.find(self.name, expression.id)
-            is_owner = found is not None and isinstance(found.node, ast.ClassDef | ast.Module)
-            if found is not None and is_owner and _is_vllm(found.module):
-                return found
+            definition = self.release.find(self.name, expression.id)
+            is_owner = definition is not None and isinstance(
+                definition.node, ast.ClassDef | ast.Module
+            )
+            if definition is not None and is_owner and _is_vllm(definition.module):
+                return definition
         return self._type(expression, types)
 
     def _type(self, expression: ast.expr, types: Types) -> Definition | None:
@@ -265,10 +271,14 @@ class Uses:
         if isinstance(expression, ast.Name):
             if expression.id in types:
                 return types[expression.id]
-            found = self.release.find(self.name, expression.id)
-            if found is None or not _is_vllm(found.module):
+            definition = self.release.find(self.name, expression.id)
+            if definition is None or not _is_vllm(definition.module):
                 return None
-            return found if isinstance(found.node, ast.Module) else self.release.type_of(found)
+            return (
+                definition
+                if isinstance(definition.node, ast.Module)
+                else self.release.type_of(definition)
+            )
         if isinstance(expression, ast.Attribute):
             owner = self._type(expression.value, types)
             member = None if owner is None else self._member(owner, expression.attr)

@@ -54,8 +54,8 @@ class QueryHeads(Method):
             for layer in part.layers
             for heads in range(step, full + 1, step)
         ]
-        found = Candidates("self_attn.", layers, part.fields + self.fields)
-        return [*(other for other in parts if other is not part), found]
+        candidates = Candidates("self_attn.", layers, part.fields + self.fields)
+        return [*(other for other in parts if other is not part), candidates]
 
     def check(self, dense: ModelLayout, layer: LayerLayout, where: str) -> None:
         if layer.query_heads > dense.num_attention_heads:

@@ -114,14 +114,14 @@ def relative_error(case: Case, device: str, dtype: torch.dtype) -> float:
     paged_attention(
         queries, real, table, starts.tolist(), lengths, g, scale, expected, case.window, latent
     )
-    found = torch.full(shape, float("nan"), **options)
+    output = torch.full(shape, float("nan"), **options)
     capability = torch.cuda.get_device_capability() if device == "cuda" else (9, 0)
     on_host = torch.tensor(lengths)
     on_device = on_host.int().to(device)
     batch = prefill_batch(starts, on_host, on_device, table, case.max_gathered_tokens)
     layer = PrefillLayer(g, case.kernel, capability, scale, case.window, latent, case.in_place)
-    prefill_attention(layer, queries, key, value, cache, batch, found, *scales)
-    return float((found.float() - expected).norm() / expected.norm())
+    prefill_attention(layer, queries, key, value, cache, batch, output, *scales)
+    return float((output.float() - expected).norm() / expected.norm())
 
 
 def cases(kernels: list[str]) -> list[Case]:
@@ -129,24 +129,24 @@ def cases(kernels: list[str]) -> list[Case]:
 
     Covers whole prompts, later chunks, a sliding window and an fp8 cache.
     """
-    found = []
+    every = []
     for kernel in kernels:
         for heads in HEADS:
             sizes = heads.geometry.head_sizes
             if widths(kernel, sizes, (9, 0)) is None:
                 continue
-            found += [Case(heads, kernel), Case(heads, kernel, tuple(WHOLE_PROMPTS))]
-        found += [Case(HEADS[1], kernel, window=50), Case(HEADS[7], kernel, window=50)]
-        found += [Case(HEADS[1], kernel, quantized=True), Case(HEADS[7], kernel, quantized=True)]
-        found += [Case(heads, kernel, heads_first=True) for heads in (HEADS[0], HEADS[1], HEADS[7])]
+            every += [Case(heads, kernel), Case(heads, kernel, tuple(WHOLE_PROMPTS))]
+        every += [Case(HEADS[1], kernel, window=50), Case(HEADS[7], kernel, window=50)]
+        every += [Case(HEADS[1], kernel, quantized=True), Case(HEADS[7], kernel, quantized=True)]
+        every += [Case(heads, kernel, heads_first=True) for heads in (HEADS[0], HEADS[1], HEADS[7])]
     # Gathered in parts of one or two sequences, whole prompts among them.
-    found += [Case(HEADS[i], "FA4", max_gathered_tokens=224) for i in (1, 7)]
-    found += [Case(HEADS[5], "FA3", max_gathered_tokens=224)]
-    found += [Case(HEADS[i], "FA3", quantized=True, by_head=True) for i in (0, 5, 7, 8)]
-    found += [Case(HEADS[1], "FA4", window=50, max_gathered_tokens=100, quantized=True)]
+    every += [Case(HEADS[i], "FA4", max_gathered_tokens=224) for i in (1, 7)]
+    every += [Case(HEADS[5], "FA3", max_gathered_tokens=224)]
+    every += [Case(HEADS[i], "FA3", quantized=True, by_head=True) for i in (0, 5, 7, 8)]
+    every += [Case(HEADS[1], "FA4", window=50, max_gathered_tokens=100, quantized=True)]
     # Heads that a kernel which reads pages pads.
-    found += [Case(heads, "FA4", in_place="FA3", max_gathered_tokens=224) for heads in HEADS[1:4]]
-    return [case for case in found if case.kernel in kernels]
+    every += [Case(heads, "FA4", in_place="FA3", max_gathered_tokens=224) for heads in HEADS[1:4]]
+    return [case for case in every if case.kernel in kernels]
 
 
 def flash_attention(

@@ -52,10 +52,10 @@ def written(directory: Path, architecture: str, gac: bool, fault: str) -> Path:
     tensors, parts = tensors_of(sound), dict(FAULTS[fault])
     change: Callable[[Tensors], object] = parts.pop("change", lambda tensors: None)
 
-    def changed(found: Tensors) -> None:
-        found.clear()
-        found.update(tensors)
-        change(found)
+    def changed(stored: Tensors) -> None:
+        stored.clear()
+        stored.update(tensors)
+        change(stored)
 
     write_model(directory, sound, changed, **parts)
     raw = sound | ARCHITECTURES[architecture]
@@ -125,12 +125,12 @@ def test_nothing_is_served_unchecked(
     directory = written(tmp_path, architecture, gac, fault)
     said = ""
     try:
-        found = served_by(directory, load_format)
+        reader = served_by(directory, load_format)
     except CheckpointError as e:
-        found, said = "refused", str(e)
+        reader, said = "refused", str(e)
     if said:
         assert any(part in said for part in ("architectures", DOWN, "extra", "model_type"))
-    assert found == expected(architecture, gac, load_format, fault)
+    assert reader == expected(architecture, gac, load_format, fault)
 
 
 @pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a != "gac"])

@@ -52,10 +52,10 @@ def _serve_with_example_connector(model: str, cache: str) -> dict[str, Any]:
     transfer = transfer_by("ExampleConnector", shared_storage_path=cache)
     # Each prompt fits in one step: this connector stores only a request's first step.
     llm = LLM(model, kv_transfer_config=transfer, **OPTIONS | {"max_num_batched_tokens": 1024})
-    found = outputs(llm)
+    answered = outputs(llm)
     return {
-        "answers": [answer(output) for output in found],
-        "loaded": [output.num_cached_tokens for output in found],
+        "answers": [answer(output) for output in answered],
+        "loaded": [output.num_cached_tokens for output in answered],
     }
 
 

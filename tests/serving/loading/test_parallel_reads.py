@@ -19,8 +19,8 @@ def read(name: str) -> torch.Tensor:
 @given(count=st.integers(0, 40), threads=st.integers(1, 6))
 def test_every_tensor_comes_once(count: int, threads: int) -> None:
     names = [str(number) for number in range(count)]
-    found = {name: int(tensor) for name, tensor in read_in_parallel(read, names, threads)}
-    assert found == {name: int(name) for name in names}
+    tensors = {name: int(tensor) for name, tensor in read_in_parallel(read, names, threads)}
+    assert tensors == {name: int(name) for name in names}
 
 
 def test_one_thread_keeps_the_order_of_reading() -> None:

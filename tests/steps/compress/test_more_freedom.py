@@ -84,9 +84,9 @@ def test_more_freedom_does_not_raise_the_loss(
 
 def divergence(dense: Checkpoint, small: Checkpoint, tokens: torch.Tensor) -> float:
     """The Kullback-Leibler divergence on `tokens`, in nats per token."""
-    found = []
+    divergences = []
     for model in (dense, small):
         with model.reader() as read, torch.inference_mode():
-            found.append(logits(reference(model), read, tokens).log_softmax(-1))
-    before, after = found
+            divergences.append(logits(reference(model), read, tokens).log_softmax(-1))
+    before, after = divergences
     return float((before.exp() * (before - after)).sum(-1).mean())

@@ -37,18 +37,18 @@ def test_compare_gives_the_ratio_of_what_evaluate_says_of_each(
     models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = ("--text", models / "text", "--quiet")
-    found = result(capsys, "evaluate", models / "a", "--against", models / "b", *text)
+    comparison = result(capsys, "evaluate", models / "a", "--against", models / "b", *text)
     first, second = (
         result(capsys, "evaluate", models / name, *text, "--sequence-length", 40) for name in "ab"
     )
-    assert found["perplexity"] == pytest.approx(first["perplexity"])
-    assert found["against"] == pytest.approx(second["perplexity"])
-    assert found["tokens"] == first["tokens"]
-    assert found["ratio"] == pytest.approx(first["perplexity"] / second["perplexity"])
-    low, high = found["interval"]
-    assert low < found["ratio"] < high
+    assert comparison["perplexity"] == pytest.approx(first["perplexity"])
+    assert comparison["against"] == pytest.approx(second["perplexity"])
+    assert comparison["tokens"] == first["tokens"]
+    assert comparison["ratio"] == pytest.approx(first["perplexity"] / second["perplexity"])
+    low, high = comparison["interval"]
+    assert low < comparison["ratio"] < high
     back = vllm_gac.compare(models / "b", models / "a", [models / "text"])
-    assert back.ratio == pytest.approx(1 / found["ratio"])
+    assert back.ratio == pytest.approx(1 / comparison["ratio"])
     assert back.interval == pytest.approx((1 / high, 1 / low))
 
 
@@ -63,9 +63,9 @@ def test_the_model_to_compare_with_is_computed_once(
 
     monkeypatch.setattr(compare, "last_states", counted)
     baseline = compare.Baseline(models / "a", [models / "text"])
-    found = baseline.compare(models / "a"), baseline.compare(models / "a")
+    comparisons = baseline.compare(models / "a"), baseline.compare(models / "a")
     assert computed == ["a"] * 3
-    assert found[0] == found[1]
+    assert comparisons[0] == comparisons[1]
     assert baseline.compare(models / "b") == vllm_gac.compare(
         models / "b", models / "a", [models / "text"]
     )
@@ -79,7 +79,7 @@ def test_divergence_and_agreement_are_those_of_the_logits(models: Path, tmp_path
         tensor += 0.1 * tensor.std() * torch.randn(tensor.shape, generator=noise)
     save_file(weights, near / "model.safetensors")
     text = {"sequence_length": 40, "max_tokens": 400}
-    found = vllm_gac.compare(near, models / "a", [models / "text"], **text)
+    comparison = vllm_gac.compare(near, models / "a", [models / "text"], **text)
     ((_, (tokens,)),) = token_text.windows(near, [models / "text"], length=40, max_tokens=400)
     predicted = []
     for directory in (near, models / "a"):
@@ -88,10 +88,10 @@ def test_divergence_and_agreement_are_those_of_the_logits(models: Path, tmp_path
             predicted.append(logits(reference(checkpoint), read, tokens)[:, :-1].double())
     mine, dense = (each.log_softmax(-1) for each in predicted)
     divergence = (dense.exp() * (dense - mine)).sum(-1).mean()
-    assert found.divergence == pytest.approx(float(divergence), rel=1e-3)
+    assert comparison.divergence == pytest.approx(float(divergence), rel=1e-3)
     agreement = (mine.argmax(-1) == dense.argmax(-1)).float().mean()
-    assert found.agreement == pytest.approx(float(agreement))
-    assert 0 < found.agreement < 1
+    assert comparison.agreement == pytest.approx(float(agreement))
+    assert 0 < comparison.agreement < 1
     alike = vllm_gac.compare(near, near, [models / "text"], **text)
     assert (alike.divergence, alike.agreement) == (0, 1)
 
@@ -150,9 +150,9 @@ def test_an_interval_is_of_documents_and_holds_the_ratio() -> None:
     dense = [rng.gauss(2, 1) for _ in document]
     shifts = [rng.gauss(0.05, 0.02) for _ in range(30)]
     losses = [loss + shifts[d] for loss, d in zip(dense, document, strict=True)]
-    found, low, high = ratio(losses, dense, document)
-    assert found == pytest.approx(math.exp(sum(shifts) / 30))
-    assert low < found < high
+    estimate, low, high = ratio(losses, dense, document)
+    assert estimate == pytest.approx(math.exp(sum(shifts) / 30))
+    assert low < estimate < high
     # The error of the mean of 30 documents, not that of 90 windows.
     assert math.log(high / low) == pytest.approx(2 * 1.96 * 0.02 / 30**0.5, rel=0.3)
     assert ratio(dense, dense, document) == (1, 1, 1)

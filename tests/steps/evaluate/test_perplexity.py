@@ -46,12 +46,12 @@ def test_max_tokens_are_taken_of_all_texts_alike_in_any_order(
     model = write(tmp_path / "model", config())
     texts = [str(write_text(tmp_path / name, size)) for name, size in (("a", 300), ("b", 900))]
     arguments = ["--sequence-length", "100", "--max-tokens", "350", "--device", "cpu", "--json"]
-    found = []
+    evaluated = []
     for order in (texts, texts[::-1]):
         assert main(["evaluate", str(model), "--text", *order, *arguments]) == 0
-        found.append(json.loads(capsys.readouterr().out))
-    assert found[0]["by_text"] == found[1]["by_text"] == dict.fromkeys(texts, 99 + 74)
-    assert found[0]["perplexity"] == pytest.approx(found[1]["perplexity"])
+        evaluated.append(json.loads(capsys.readouterr().out))
+    assert evaluated[0]["by_text"] == evaluated[1]["by_text"] == dict.fromkeys(texts, 99 + 74)
+    assert evaluated[0]["perplexity"] == pytest.approx(evaluated[1]["perplexity"])
 
 
 def test_a_model_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> None:

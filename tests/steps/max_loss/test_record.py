@@ -43,8 +43,8 @@ def test_a_healed_model_tells_both_losses(model: Path) -> None:
     assert "each after a healing on 4,096 tokens" in card
     assert "| 0.0054 | 2.10 % | 1.30 % | 0.90 to 1.70 % | 83.0% | this model |" in card
     assert "| 0.0029 |  | 0.60 % |" in card  # healing made it no better
-    found = json.loads((model / "config.json").read_text())["gac"]["source"]["max_loss"]
-    assert (found["measured"]["unhealed"], found["heal_tokens"]) == (1.021, 4096)
+    recorded = json.loads((model / "config.json").read_text())["gac"]["source"]["max_loss"]
+    assert (recorded["measured"]["unhealed"], recorded["heal_tokens"]) == (1.021, 4096)
 
 
 def test_a_model_of_few_bytes_tells_its_bytes(model: Path) -> None:
