@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
 
-from tests.support.imports import ROOT
 from vllm_gac import demo
 
 # How long it takes to make and to try an example depends on what else the machine does.
@@ -31,41 +29,19 @@ settings.load_profile("same examples")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-BEGUN = time.monotonic()
-LATE = "a slow test, and the time for these is over (--slow-minutes)"
-
 # How `make serve` compresses the demo model.
 MAKE_SERVE = ("--plan", str(demo.PLAN), "--max-tokens", "16384")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--slow-minutes",
-        metavar="N",
-        type=float,
-        help="begin no slow test later; the last lines name the files that are left out",
-    )
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, at each commit from another one on: some may be left out.
+    """Files begin at the end of the alphabet, where the folders lie that take minutes.
 
-    The others begin at the end of the alphabet, where the folders lie that take minutes. Two
-    processes share the files; if such a file came last, one would have nothing to do.
+    Two processes share the files; if such a file came last, one would have nothing to do.
     """
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    slow = sorted({item.path for item in items if item.get_closest_marker("slow")})
-    first = int(git.stdout or "0", 16) % max(len(slow), 1)
-    turns = {path: turn for turn, path in enumerate(slow[first:] + slow[:first])}
     items.sort(key=lambda item: item.path, reverse=True)
-    items.sort(key=lambda item: turns.get(item.path, len(turns)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    minutes = item.config.getoption("--slow-minutes")
-    is_late = minutes is not None and time.monotonic() - BEGUN > 60 * minutes
-    if is_late and item.get_closest_marker("slow"):
-        pytest.skip(LATE)
     for package in (mark.args[0] for mark in item.iter_markers("needs")):
         if find_spec(package) is None:  # which imports nothing
             pytest.skip(f"needs {package}")
@@ -77,15 +53,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     """Say what was skipped for want of what, and which tests passed at the second try only."""
     stats = terminalreporter.stats
-    skipped = [(report.nodeid, str(report.longrepr[2])) for report in stats.get("skipped", [])]
+    skipped = [str(report.longrepr[2]) for report in stats.get("skipped", [])]
     reasons = Counter(
         re.sub(r"could not import '(\w+).*", r"needs \1", reason.removeprefix("Skipped: "))
-        for _, reason in skipped
+        for reason in skipped
     )
     for reason, count in sorted(reasons.items()):
         terminalreporter.write_line(f"SKIPPED {count}: {reason}")
-    if late := sorted({test.partition("::")[0] for test, reason in skipped if LATE in reason}):
-        terminalreporter.write_line(f"LEFT OUT: slow tests of {', '.join(late)}")
     passed = {report.nodeid for report in stats.get("passed", [])}
     for report in stats.get("rerun", []):
         if report.nodeid in passed:
