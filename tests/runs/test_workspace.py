@@ -1,5 +1,6 @@
 """Only the run that made OUT.partial removes it. Directories that are not ours stay untouched."""
 
+import errno
 import json
 import re
 from collections.abc import Callable
@@ -184,6 +185,31 @@ def test_a_run_killed_in_its_last_moment_leaves_nothing_for_good(out: Path) -> N
         with pytest.raises(DiskError, match=f"{out}: "):
             run(out, resume=resume)
         assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_what_cannot_be_renamed_is_copied(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.parent.name == "out.partial":
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    run(out, write_shard)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    assert {path.name for path in out.iterdir()} == {SHARD}
+
+
+def test_a_link_in_place_of_the_model_is_not_published(out: Path, tmp_path: Path) -> None:
+    interrupt(out)
+    model = out.with_name("out.partial") / "model"
+    model.rename(out.with_name("elsewhere"))
+    model.symlink_to(out.with_name("elsewhere"))
+    with pytest.raises(CheckpointError, match="model"):
+        run(out, resume=True)
+    assert not out.exists()
+    run(out, write_shard, resume=True)  # from the start
 
 
 def test_nothing_is_left_of_a_refused_run_that_the_next_one_would_stumble_over(out: Path) -> None:

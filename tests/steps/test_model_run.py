@@ -109,7 +109,8 @@ def test_a_process_that_does_not_write_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recorded", "expected"), [(3, 3), (0, None), (10**9, None), ("3", None), (None, None)]
+    ("recorded", "expected"),
+    [(3, 3), (0, None), (10**9, None), (True, None), ("3", None), (None, None)],
 )
 def test_only_a_number_of_threads_that_a_machine_can_have_is_taken(
     recorded: object, expected: int | None, tmp_path: Path

@@ -9,6 +9,7 @@ Only a directory with the run.json of a run is ever written to or removed. Anyth
 name belongs to somebody else: it is left alone, and the run is refused.
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -16,9 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from vllm_gac.checkpoint.atomic_files import TEMPORARY, sync_directory, write_json
+from vllm_gac.checkpoint.atomic_files import TEMPORARY, copy_file, sync_directory, write_json
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError, DiskError, GacError
 from vllm_gac.errors.sanitize import sanitize
@@ -59,6 +61,10 @@ def check_output(out: Path, resume: bool = False, inputs: Iterable[Path] = ()) -
                     f"{directory}: unfinished work of an earlier run; continue it with --resume, "
                     f"or remove it{_measured(directory)}"
                 )
+    if resume and not begun and out.exists():
+        raise DiskError(
+            f"{out}: exists, and no unfinished work is left of it: whatever run wrote it is done"
+        )
     refuse_existing(out)
 
 
@@ -83,6 +89,8 @@ def workspace(
     with claimed(directory, command, run):
         refuse_existing(out)  # again: another run may have finished meanwhile
         model = directory / _MODEL
+        if model.is_symlink():
+            raise CheckpointError(f"{model}: is a link, not what the stopped run made there")
         model.mkdir(exist_ok=True)
         remove_temporaries(model)
         yield directory
@@ -132,16 +140,33 @@ def _measured(directory: Path) -> str:
 def publish(product: Path, out: Path) -> None:
     """Rename `product`, which is in the claimed workspace of `out`, to `out`; end the workspace.
 
-    Raises DiskError if something is at `out` by now.
+    Where it cannot be renamed, as it is on another file system or in a lower layer of an overlay,
+    it is copied beside `out` before. Raises DiskError if something is at `out` by now.
     """
     directory = product.parent
+    try:
+        _rename(product, out, directory)
+    except OSError as e:
+        if e.errno != errno.EXDEV:
+            raise
+        with TemporaryDirectory(prefix=TEMPORARY, dir=out.parent) as near:
+            copied = Path(near, product.name)
+            if product.is_dir():
+                copied.mkdir()
+            for path in sorted(product.iterdir()) if product.is_dir() else [product]:
+                copy_file(path, copied / path.name if product.is_dir() else copied)
+            _rename(copied, out, directory)
+    sync_directory(out.parent)
+    _remove(directory)
+
+
+def _rename(product: Path, out: Path, directory: Path) -> None:
+    """Rename `product` to `out`, of which `directory` is the workspace."""
     record = read_json(directory / _RECORD)
     # If we are stopped after the rename, the inode tells that this run made `out`.
     write_json(directory / _RECORD, record | {"inode": product.stat().st_ino})
     refuse_existing(out)
     product.rename(out)
-    sync_directory(out.parent)
-    _remove(directory)
 
 
 def partial_of(out: Path) -> Path:

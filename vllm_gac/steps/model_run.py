@@ -119,7 +119,7 @@ def refuse_broken(source: Checkpoint) -> None:
 def threads_of(out: Path) -> int:
     """The number of threads of the unfinished run that makes `out`, else torch's own."""
     threads = (recorded(out) or {}).get("threads")
-    if isinstance(threads, int) and 0 < threads <= _MAX_THREADS:
+    if type(threads) is int and 0 < threads <= _MAX_THREADS:
         return threads
     return torch.get_num_threads()
 
