@@ -256,6 +256,27 @@ def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False)
         yield from rope_faults(checkpoint)
 
 
+def served_dtype(checkpoint: Checkpoint) -> str | None:
+    """The dtype in which vLLM serves a model unless it is told another, by torch's name."""
+    said = checkpoint.raw_config.get("dtype") or checkpoint.raw_config.get("torch_dtype")
+    if isinstance(said, str):
+        return said
+    stored = _common_dtype(checkpoint, checkpoint.required())
+    return WEIGHT_DTYPES.get(stored or "")
+
+
+def dtype_warning(checkpoint: Checkpoint) -> str | None:
+    """A sentence if weights are cast to a dtype of less range when they are served, or None."""
+    stored = _common_dtype(checkpoint, checkpoint.required())
+    if (stored, served_dtype(checkpoint)) != ("BF16", "float16"):
+        return None
+    return (
+        f"{checkpoint.directory / 'config.json'}: dtype is float16, but the weights are bfloat16, "
+        "which has far larger numbers: vLLM casts them, and what exceeds 65,504 becomes infinite; "
+        'write "dtype": "bfloat16"'
+    )
+
+
 def _header_faults(checkpoint: Checkpoint) -> Iterator[str]:
     """The tensors that are missing, of a wrong shape or dtype, or not part of the model."""
     directory, stored, required = checkpoint.directory, checkpoint.tensors, checkpoint.required()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.hub import model_directory
-from vllm_gac.checkpoint.open import faults
+from vllm_gac.checkpoint.open import dtype_warning, faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sentence
 from vllm_gac.importers.open_any import open_any_format
@@ -65,6 +65,8 @@ def verify(
         errors = [sentence(fault) for fault in faults(checkpoint, finite=True, progress=progress)]
     except CheckpointError as e:
         return Verification(False, [str(e)], 0, 0)
+    if warning := dtype_warning(checkpoint):
+        logger.warning("%s", warning)
     _warn_of_tokens(checkpoint.directory)
     return Verification(not errors, errors, len(checkpoint.tensors), checkpoint.layout.parameters)
 

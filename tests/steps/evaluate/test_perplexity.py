@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.support.dense_models import config, write, write_text
 from vllm_gac import demo
@@ -17,6 +18,7 @@ from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress.compress import compress
 from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.evaluate.perplexity import evaluate
+from vllm_gac.steps.verify import verify
 from vllm_gac.texts.token_text import windows
 
 
@@ -34,6 +36,24 @@ def test_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path) -> None:
     assert tokens == len(losses) == 1234 - 13
     assert by_text == {str(text): tokens}
     assert got == pytest.approx(math.exp(torch.stack(losses).mean().item()), rel=1e-5)
+
+
+def test_what_float16_cannot_hold_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    raw = config(dtype="float16")
+    model, text = write(tmp_path / "model", raw), write_text(tmp_path / "text", 300)
+    evaluate(model, [text], sequence_length=100)
+    assert caplog.messages == []
+    path = model / "model.safetensors"
+    weights = load_file(path)
+    for part in ("up_proj", "down_proj"):
+        weights[f"model.layers.0.mlp.{part}.weight"] *= 1e4
+    save_file(weights, path, {"format": "pt"})
+    evaluate(model, [text], sequence_length=100)
+    (said,) = caplog.messages
+    assert "float16" in said
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path)
+    verify(model)
+    assert str(model / "config.json") in caplog.messages[-1]
 
 
 def _positions(part: torch.Tensor) -> list[tuple[int, int]]:

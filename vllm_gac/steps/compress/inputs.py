@@ -1,12 +1,13 @@
 """What a compression reads: the model, its plan and texts; and all that is refused about them."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm_gac import demo
-from vllm_gac.checkpoint.open import Checkpoint, open_dense
+from vllm_gac.checkpoint.open import Checkpoint, dtype_warning, open_dense
 from vllm_gac.checkpoint.writer import auxiliary_files, fingerprint, size_and_time
 from vllm_gac.compression.measured import covariances_of, making, metrics_of
 from vllm_gac.compression.statistics_file import check_stats
@@ -19,6 +20,8 @@ from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.calibrate import StatsSpec
 from vllm_gac.steps.calibrate.text import calibration_texts, sha256_of, text_files
 from vllm_gac.steps.compress.request import CompressRequest
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class CompressInputs:
         """
         checkpoint = open_dense(directory)
         auxiliary_files(directory)  # refuses files that cannot be copied before the work begins
+        if warning := dtype_warning(checkpoint):
+            logger.warning("%s", warning)
         plan = _plan(requested, checkpoint, by_loss=bool(held_out))
         layout = planned_layout(checkpoint, plan) if isinstance(plan, Plan) else None
         shrinks = layout != checkpoint.layout

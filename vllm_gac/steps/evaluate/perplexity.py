@@ -4,6 +4,7 @@ evaluate_engine.py computes it by vLLM in this process; both predict the same to
 divides two models' perplexities.
 """
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from vllm_gac.checkpoint.hub import model_directory
-from vllm_gac.checkpoint.open import Checkpoint, faults
+from vllm_gac.checkpoint.open import Checkpoint, dtype_warning, faults, served_dtype
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.reference_model import (
     Reference,
@@ -32,7 +33,10 @@ from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.texts.token_text import windows
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_SEQUENCE_LENGTH = 512
+_FLOAT16_MOST = 65504.0
 
 
 class Perplexity(NamedTuple):
@@ -106,6 +110,8 @@ def checked(model: Path) -> Checkpoint:
     _, checkpoint = open_any_format(model)
     for fault in faults(checkpoint):
         raise CheckpointError(fault)
+    if warning := dtype_warning(checkpoint):
+        logger.warning("%s", warning)
     return checkpoint
 
 
@@ -158,7 +164,7 @@ def last_states(
 
     `model` is the reference of `checkpoint`.
     """
-    layers = model.layout.layers
+    layers, largest = model.layout.layers, 0.0
     with checkpoint.reader() as read:
         hidden = [embed(model, read, batch).cpu() for batch in tokens]
         bar = tqdm(total=len(tokens) * len(layers), desc="evaluate", disable=not progress)
@@ -166,8 +172,16 @@ def last_states(
             weights = layer_weights(model, read, index)
             for number, states in enumerate(hidden):
                 hidden[number] = layer_forward(model, layer, weights, states.to(model.device)).cpu()
+                largest = max(largest, float(hidden[number].abs().max()))
                 bar.update()
         bar.close()
+    if largest > _FLOAT16_MOST and served_dtype(checkpoint) == "float16":
+        logger.warning(
+            "%s: hidden states reach %s; in float16, in which it is served, they end at 65,504 and "
+            "become infinite: serve it with --dtype bfloat16",
+            checkpoint.directory,
+            f"{largest:,.0f}",
+        )
     return hidden
 
 
