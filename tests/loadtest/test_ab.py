@@ -396,7 +396,9 @@ def test_a_comparison_runs_every_server_in_alternating_order(
             if (group["label"], group["traffic"], group["rate"])
             == (label, comparison["traffic"], comparison["rate"])
         )
-        assert comparison["speedup"]["tpot"]["p50"]["value"] == pytest.approx(slow / fast)
+        # The mean over starts is near the ratio of all their requests.
+        speedup = comparison["speedup"]["tpot"]["p50"]["value"]
+        assert speedup == pytest.approx(slow / fast, rel=0.2)
     assert [(c["traffic"], c["label"]) for c in content["capacities"]] == [
         ("smoke", "slow"),
         ("smoke", "fast"),
