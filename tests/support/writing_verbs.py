@@ -36,7 +36,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     ),
     "calibrate": (
         *("calibrate", "dense", "--text", "long.txt", "--max-tokens", "1024"),
-        *("--sequence-length", "128", "--probe-tokens", "0"),
+        *("--sequence-length", "128"),
     ),
     "plan": ("plan", "dense", "--param-ratio", "0.8"),
     "picture": ("plan", "dense", "--param-ratio", "0.8"),
