@@ -28,7 +28,7 @@ CALLS: dict[str, Any] = {
 }
 COUNTS: tuple[Any, ...] = (float("nan"), -5, 1.5, True, "7", 10**40)
 WRONG: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "device": ("--device", (7, "evil", "cuda:x", "mps", None, "cuda:9999", b"cpu")),
+    "device": ("--device", (7, "evil", "cuda:x", "mps", "cuda:9999", b"cpu")),
     "max_tokens": ("--max-tokens", (*COUNTS, 0)),
     "sequence_length": ("--sequence-length", (*COUNTS, 0)),
     "revision": ("--revision", (7, b"main", "")),
