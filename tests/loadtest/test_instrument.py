@@ -68,7 +68,8 @@ class Attempt:
                 f"an idle process woke {self.witness * 1e3:.1f} ms late at the 99th percentile, "
                 f"the mock sent {mock * 1e3:.1f} ms late"
             )
-        return None
+        verdict = self.run.verdict
+        return None if verdict.valid or verdict.lag_p99 > ITL else "; ".join(verdict.reasons)
 
 
 def trial(schedule: Path, directory: Path) -> Attempt:

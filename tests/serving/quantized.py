@@ -195,7 +195,7 @@ def _quantized(
 def _write(
     model: Path, out: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]
 ) -> None:
-    shutil.copytree(model, out, ignore=shutil.ignore_patterns("*.safetensors*"))
+    shutil.copytree(model, out, ignore=shutil.ignore_patterns("*.safetensors*", "digests.json"))
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()},
         out / "model.safetensors",

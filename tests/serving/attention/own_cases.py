@@ -34,7 +34,7 @@ def layer_of(cache_dtype: Any, window: int | None = None) -> Attention:
     """The layer that a model of vLLM's makes, as on a GPU."""
     gpu_backend.__dict__.update(
         check_gac_on_dense=lambda vllm_config: None,
-        attention_kernels=lambda heads, own: Kernels("gac", "gac", "FA3", measured=False),
+        attention_kernels=lambda heads, gac_only: Kernels("gac", "gac", "FA3", measured=False),
         installed_gpu=lambda: SimpleNamespace(capability=(9, 0), installed=("FA3",)),
     )
     torch.set_default_dtype(torch.float16)
