@@ -16,7 +16,7 @@ import pytest
 
 from loadtest.report.intervals import Floats
 from loadtest.runs.run import Run, load_run
-from loadtest.runs.verdict import MAX_CPU
+from loadtest.runs.verdict import MAX_CPU, MAX_LAG_OF_TTFT, MAX_LATE
 from loadtest.traffic import prompts
 from tests.loadtest.locusts import PRIORITY, ROOT, locust, written_schedule
 
@@ -69,7 +69,8 @@ class Attempt:
                 f"the mock sent {mock * 1e3:.1f} ms late"
             )
         verdict = self.run.verdict
-        return None if verdict.valid or verdict.lag_p99 > ITL else "; ".join(verdict.reasons)
+        late = max(MAX_LATE, MAX_LAG_OF_TTFT * TTFT) < verdict.lag_p99 < ITL
+        return verdict.reasons[0] if late and len(verdict.reasons) == 1 else None
 
 
 def trial(schedule: Path, directory: Path) -> Attempt:
