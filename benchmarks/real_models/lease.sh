@@ -2,8 +2,9 @@
 # lease.sh JOBS WAIT - all that is done on a GPU host that reaches nothing and is lent for minutes.
 #
 # Every call is the same. It takes what has come (.kit/N of a packed vLLM, .x4/N of `pack`, and
-# .models/gguf_pkg, .models/human_eval and, if they were made before, .models/answers). Once all is there, it runs JOBS in the background, in
-# sessions of their own. Then it waits up to WAIT seconds and copies the results to $OUT.
+# .models/gguf_pkg, .models/human_eval and, if they were made before, .models/answers). Once all is
+# there, it runs JOBS in the background, in sessions of their own. Then it waits up to WAIT seconds
+# and copies the results to $OUT.
 #   COMMIT: of the sources. END: seconds after the first call at which all is over. NAME: of the model.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PROMPTS, PATIENCE, and more
 #   options in MEASURE and CALIBRATE. HEAL and HEAL_RATE: tokens and learning rate of healing.
