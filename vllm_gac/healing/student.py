@@ -14,11 +14,13 @@ Embeddings and unembeddings stay as they are, because compression leaves them al
 tables.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
 from vllm_gac.checkpoint.layer_shards import read_layer
+from vllm_gac.healing.balance import training_scales
 from vllm_gac.healing.processes import Processes
 from vllm_gac.healing.sharded_module import ShardedModule, local_shard
 from vllm_gac.layout.dims import ModelLayout
@@ -26,13 +28,17 @@ from vllm_gac.layout.dims import ModelLayout
 Tensor = torch.Tensor
 _ADAPTER_SCALE = 2.0
 _SEED = 0
+# What is tried, by the environment: HEAL_TRIAL=balance,relative,attention.
+TRIAL = frozenset(os.environ.get("HEAL_TRIAL", "").split(","))
+# The root mean square of a matrix whose rate is the learning rate.
+_USUAL_SIZE = 0.02
 
 
 class Student:
     """A model that is trained.
 
-    A parameter is what is trained: a tensor of the model by its name, or its adapters by
-    NAME.adapter_a and NAME.adapter_b. All of them are fp32.
+    A parameter is what is trained: a tensor of the model by its name, at the scale of balance.py,
+    or its adapters by NAME.adapter_a and NAME.adapter_b. All of them are fp32.
 
     Attributes:
         layout: The model's layout.
@@ -52,10 +58,14 @@ class Student:
         self.layers = [ShardedModule() for _ in layout.layers]
         self.rest = ShardedModule()
         self._fixed: dict[str, Tensor] = {}
+        self._scales: dict[str, Tensor] = {}
         self._dtypes: dict[str, torch.dtype] = {}
+        self.rates: dict[str, float] = {}
         self._module_of: dict[str, ShardedModule] = {}
         self._adapter_rank, self._generator = adapter_rank, torch.Generator().manual_seed(_SEED)
         for index, module in enumerate(self.layers):
+            scales = training_scales(layout, index, read) if "balance" in TRIAL else {}
+            self._scales |= {name: scale.to(processes.device) for name, scale in scales.items()}
             dtypes = {
                 self._add(module, name, read(name))
                 for name, _ in layout.layer_tensors(index)
@@ -77,7 +87,10 @@ class Student:
         device = self._processes.device
         self._module_of[name], self._dtypes[name] = module, stored.dtype
         if self._adapter_rank is None or stored.ndim == 1:
-            module.add(name, stored.to(device, torch.float32, copy=True), trained=True)
+            scaled = self._scales.get(name, 1.0) * stored.to(device, torch.float32, copy=True)
+            module.add(name, scaled, trained="attention" not in TRIAL or ".self_attn." in name)
+            if "relative" in TRIAL and stored.ndim > 1:
+                self.rates[name] = float(scaled.square().mean().sqrt()) / _USUAL_SIZE
         else:
             module.add(name, stored.to(device), trained=False)
             pair = _adapters(stored, self._adapter_rank, self._generator)
@@ -92,13 +105,13 @@ class Student:
         """
         if name in self._fixed:
             return self._fixed[name]
-        module = self._module_of[name]
-        weight = module.tensor(name).to(self._dtypes[name])
+        module, scale = self._module_of[name], self._scales.get(name, 1.0)
         if not module.has(f"{name}.adapter_b"):
-            return weight
+            return (module.tensor(name) / scale).to(self._dtypes[name])
+        weight = module.tensor(name)
         with torch.autocast(weight.device.type, enabled=False):
             update = module.tensor(f"{name}.adapter_b") @ module.tensor(f"{name}.adapter_a")
-        return (weight.float() + _ADAPTER_SCALE * update).to(weight.dtype)
+        return (weight.float() + _ADAPTER_SCALE * update / scale).to(weight.dtype)
 
     def stored_layer(self, index: int) -> dict[str, Tensor]:
         """The tensors of a layer as they are stored, by their names within it, on the CPU.

@@ -1,0 +1,66 @@
+"""The scales at which pairs of factors are trained."""
+
+import torch
+
+from tests.alignment.random_models import gac_config, random_weights
+from tests.healing.test_student import LAYER, LAYOUT
+from vllm_gac.healing.balance import training_scales
+from vllm_gac.layout.dims import layout_of
+
+PREFIX = "model.layers.0."
+
+
+def unbalanced() -> dict[str, torch.Tensor]:
+    """Weights whose first factors have outputs of unit variance, as compression makes them."""
+    weights = random_weights(LAYOUT.tensors().items())
+    for name, times in (
+        ("self_attn.k_up_proj.weight", 300.0),
+        ("self_attn.o_proj.weight", 0.004),
+        ("self_attn.q_proj.B.weight", 40.0),
+    ):
+        weights[PREFIX + name] = times * weights[PREFIX + name]
+    return weights
+
+
+def test_factors_of_a_component_have_about_the_same_norm() -> None:
+    weights = unbalanced()
+    scaled = dict(weights)
+    for name, scale in training_scales(LAYOUT, 0, weights.__getitem__).items():
+        assert torch.equal(scale, scale.log2().round().exp2()), name
+        scaled[name] = scale * weights[name]
+
+    def rows(linear: str) -> torch.Tensor:
+        found = scaled[f"{PREFIX}{linear}.weight"].square().sum(1)
+        bias = scaled.get(f"{PREFIX}{linear}.bias")
+        return (found if bias is None else found + bias.square()).sqrt()
+
+    up = scaled[f"{PREFIX}self_attn.k_up_proj.weight"].square().sum(1).flatten().sqrt()
+    read = scaled[f"{PREFIX}self_attn.o_proj.weight"].square().sum(0)
+    read = read.view(1, -1, 24).sum(1).flatten().sqrt()
+    factor = scaled[f"{PREFIX}self_attn.q_proj.B.weight"].square().sum(0).sqrt()
+    for first, second in (
+        (rows("self_attn.k_proj"), up),
+        (rows("self_attn.v_proj"), read),
+        (rows("self_attn.q_proj.A"), factor),
+    ):
+        assert (first / second).log2().abs().max() <= 1.01
+
+
+def test_the_layer_computes_the_same() -> None:
+    weights = unbalanced()
+    scales = training_scales(LAYOUT, 0, weights.__getitem__)
+    for first, second in (
+        ("self_attn.k_proj.weight", "self_attn.k_up_proj.weight"),
+        ("self_attn.q_proj.A.weight", "self_attn.q_proj.B.weight"),
+    ):
+        up, down = PREFIX + second, PREFIX + first
+        product = weights[up].double() @ weights[down].double()
+        scaled = (scales[up] * weights[up]).double() @ (scales[down] * weights[down]).double()
+        assert torch.equal(product, scaled)
+
+
+def test_latents_that_are_normed_stay() -> None:
+    layer = LAYER | {"key": {"form": "latent", "heads": 2, "size": 11}}
+    layout = layout_of(gac_config([layer], 16, model_type="qwen3"))
+    weights = random_weights(layout.tensors().items())
+    assert not {name for name in training_scales(layout, 0, weights.__getitem__) if "k_" in name}

@@ -1,0 +1,81 @@
+"""Scales at which pairs of factors are trained.
+
+A compressed layer has pairs of factors whose product alone matters: the two of a low-rank linear,
+latents and their up-projection, values and the columns of o_proj that read them. Compression gives
+the first of them outputs of unit variance, so that the second may be hundreds of times larger or
+smaller. Adam moves every number by the same step, and such a step in the first factor is that many
+times as much in the product. So each component of a pair is trained with factors of equal norm.
+Scales are powers of two, so that the weights that are stored follow exactly.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from vllm_gac.layout.dims import ModelLayout
+
+Tensor = torch.Tensor
+_MAX_EXPONENT = 20
+
+
+def training_scales(
+    layout: ModelLayout, index: int, read: Callable[[str], Tensor]
+) -> dict[str, Tensor]:
+    """What the tensors of layer `index` are multiplied by while they are trained.
+
+    Args:
+        layout: The model's layout.
+        index: The layer.
+        read: Reads a tensor by its full name.
+
+    Returns:
+        fp32 tensors that broadcast to those of the layer, by full names. A tensor that is not
+        there stays as it is.
+    """
+    layer, prefix = layout.layers[index], f"model.layers.{index}."
+    names = {name.removeprefix(prefix) for name, _ in layout.layer_tensors(index)}
+    scales: dict[str, Tensor] = {}
+
+    def balance(
+        first: str, second: str, columns: Tensor, spread: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Scale the rows of linear `first` and, by `spread`, the columns of tensor `second`."""
+        rows = read(f"{prefix}{first}.weight").float().square().sum(1)
+        if f"{first}.bias" in names:
+            rows = rows + read(f"{prefix}{first}.bias").float().square()
+        exponent = torch.nan_to_num((columns / rows).log2() / 4, 0.0, 0.0, 0.0)
+        scale = exponent.round().clamp(-_MAX_EXPONENT, _MAX_EXPONENT).exp2()
+        for name, factor in (
+            (f"{first}.weight", scale[:, None]),
+            (f"{first}.bias", scale),
+            (second, spread(1 / scale)),
+        ):
+            if name in names:
+                scales[prefix + name] = scales.get(prefix + name, torch.ones(())) * factor
+
+    def last(linear: str) -> str:
+        return f"{linear}.B" if f"{linear}.B.weight" in names else linear
+
+    for linear in layer.ranks:
+        factor = f"{linear}.B.weight"
+        columns = read(prefix + factor).float().square().sum(0)
+        balance(f"{linear}.A", factor, columns, lambda scale: scale[None])
+    # The norm of latents divides by all of them together.
+    if layer.key.form == "latent" and not layout.qk_norm:
+        up = "self_attn.k_up_proj.weight"
+        shape = layer.key.heads, 1, layer.key.size
+        columns = read(prefix + up).float().square().sum(1).flatten()
+        balance(last("self_attn.k_proj"), up, columns, lambda scale: scale.view(shape))
+    output = "self_attn.o_proj.weight"
+    if output not in names:
+        output = "self_attn.o_proj.A.weight"
+    heads, size = layer.value.heads, layer.value.size
+    each_query = layer.query_heads // heads
+    squares = read(prefix + output).float().square().sum(0).view(heads, each_query, size)
+    balance(
+        last("self_attn.v_proj"),
+        output,
+        squares.sum(1).flatten(),
+        lambda scale: scale.view(heads, 1, size).expand(-1, each_query, -1).reshape(1, -1),
+    )
+    return scales
