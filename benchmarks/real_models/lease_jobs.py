@@ -1,7 +1,7 @@
-"""Prints the jobs of a lease: the rows of a 1.5B on four GPUs, in the order of their worth.
+"""Prints the jobs of a lease: the rows of a 1.5B on two GPUs, in the order of their worth.
 
 lease.sh runs them, and has the variables. While the model is calibrated, the dense one writes more
-answers and is timed. Then ways to heal half of the cache are tried on a million tokens each, and
+answers. Then ways to heal half of the cache are tried on a million tokens each, and
 the best of them heals the rows.
 """
 
@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from benchmarks.real_models.compressed import directory_name
-from benchmarks.real_models.rows import DENSE, HEALED, OWN_ATTENTION
+from benchmarks.real_models.rows import HEALED
 
 _MEASURE = (
     "$R measure $MODEL $RESULTS --texts $TEXTS --problems $PROBLEMS --stats $STATS --work $WORK "
@@ -29,7 +29,6 @@ _ANSWERS = (
     "timeout 300 $R answers $MODEL $L/more --problems $PROBLEMS --prompts $PROMPTS && "
     "cp $L/more/answers-healing.jsonl.gz $TEXTS/ && cp $L/more/answers.json $TEXTS/"
 )
-_SPEED = "$R speed $MODEL $RESULTS --commit $COMMIT"
 # Each of them is healed, too.
 _ROWS = ("KV .5", "all methods .8, KV .5", "KV .75", "all methods .9, KV .75")
 _MORE_ROWS = ("KV .85", "heads + MLP .9, KV .75")
@@ -38,11 +37,9 @@ TRIALS = (
     ("", 1e-5),
     ("balance", 1e-5),
     ("balance", 4e-5),
-    ("balance,relative", 1e-5),
-    ("balance,relative", 4e-5),
-    ("balance,relative", 1.6e-4),
+    ("balance,relative", 2e-5),
+    ("balance,relative", 1e-4),
     ("balance,attention", 4e-5),
-    ("balance,relative,attention", 1e-4),
 )
 _TRY = (
     "HEAL_TRIAL={how} timeout 330 python3 -m vllm_gac heal $WORK/kv--5 --teacher $MODEL "
@@ -102,16 +99,6 @@ def main() -> None:
         _job("answers", f"{_ANSWERS} || true", 200, "texts", "model"),
         *(
             _job(
-                f"speed-{directory_name(row)}",
-                f'{_SPEED} --rows "{row}"; true',
-                150,
-                "model",
-                alone=True,
-            )
-            for row in (DENSE, OWN_ATTENTION)
-        ),
-        *(
-            _job(
                 _made(row),
                 f'{_MEASURE} --max-tokens 0 --precisions --rows "{row}"',
                 100,
@@ -140,16 +127,6 @@ def main() -> None:
         ),
         *(_row(row, 140, _made(row)) for row in _ROWS),
         *(_row(row, 240, "calibrate", "choose") for row in _MORE_ROWS),
-        *(
-            _job(
-                f"speed-{directory_name(row)}",
-                f'{_SPEED} --rows "{row}=$WORK/{directory_name(row)}"; true',
-                140,
-                directory_name(f"{row}{HEALED}"),
-                alone=True,
-            )
-            for row in ("KV .5", "all methods .8, KV .5")
-        ),
     ]
     print(json.dumps(jobs, indent=1))
 
