@@ -117,6 +117,20 @@ def locate_weights(directory: Path) -> Weights:
     return Weights(directory, tuple(files), index if listed else None, listed)
 
 
+def tokenized_by_mistral(directory: Path) -> bool:
+    """Whether vLLM makes the tokens of this model with mistral-common, not with transformers.
+
+    It does if Mistral's own weights and tokenizer are there. Of a snapshot from the Hub these
+    weights are not fetched. A gac model's config.json says what it was made of.
+    """
+    if (gac := read_json(directory / "config.json").get("gac")) is not None:
+        return bool(gac.get("source", {}).get("tokenizer_mode") == "mistral")
+    own = directory.parent.name == "snapshots" or any(
+        directory.glob(f"{CONSOLIDATED}*.safetensors")
+    )
+    return own and any(any(directory.glob(name)) for name in ("tekken.json", "tokenizer.model.v*"))
+
+
 def state_dict_files(directory: Path) -> list[str]:
     """The names of the state dicts in `directory` as transformers names them, sorted."""
     return sorted(path.name for path in directory.glob("pytorch_model*.bin"))

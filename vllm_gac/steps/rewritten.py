@@ -1,17 +1,21 @@
 """What the steps share that write a model: the files beside its shards."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.base_model import base_model
+from vllm_gac.checkpoint.locate import tokenized_by_mistral
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.writer import copy_auxiliary_files
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.texts.tokenizer import keep_tokens
+
+logger = logging.getLogger(__name__)
 
 
 def refuse_mixed(source: Checkpoint, step: str) -> None:
@@ -64,6 +68,18 @@ def write_files(source: Path, directory: Path, config: Mapping[str, Any], card: 
         card: The text of the model card.
     """
     copy_auxiliary_files(source, directory)
+    if tokenized_by_mistral(source):
+        if (gac := config.get("gac")) is None:
+            logger.warning(
+                "%s: vLLM makes this model's tokens with mistral-common; serve what comes out with "
+                "--tokenizer-mode mistral, or its tokens are those of tokenizer.json",
+                source,
+            )
+        else:
+            config = {
+                **config,
+                "gac": gac | {"source": gac.get("source", {}) | {"tokenizer_mode": "mistral"}},
+            }
     write_json(directory / "config.json", config)
     write_text(directory / "README.md", card)
     keep_tokens(source, directory)

@@ -49,6 +49,7 @@ class GacConfigHook:
         check_role(model_config)
         resolve_overrides(GacConfig.of(model_config.hf_config))
         check_cache_scheme(model_config.hf_config)
+        _choose_tokenizer(model_config)
 
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
@@ -72,6 +73,15 @@ class GacConfigHook:
         check_decode_kernel(vllm_config, layout)
         choose_cache_layout(vllm_config)
         choose_cuda_graphs(vllm_config)
+
+
+def _choose_tokenizer(model_config: "ModelConfig") -> None:
+    """Make tokens as vLLM makes those of the dense model, which had Mistral's own files."""
+    gac = GacConfig.of(model_config.hf_config).checked.gac
+    if gac is None or gac.source.get("tokenizer_mode") != "mistral":
+        return
+    if model_config.tokenizer == model_config.model and model_config.tokenizer_mode == "auto":
+        model_config.tokenizer_mode = "mistral"
 
 
 def _choose_load_format(load_config: "LoadConfig") -> None:
