@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from tests.support.model_files import config, write_model
 from vllm_gac.checkpoint.locate import INDEX_FILE
-from vllm_gac.errors import CheckpointError
+from vllm_gac.errors import CheckpointError, DiskError
 from vllm_gac.steps.model_run import Output, threads_of
 from vllm_gac.version import version
 
@@ -85,19 +86,30 @@ def test_two_runs_at_once_and_one_that_was_forgotten_are_refused(
         output(tmp_path).check()
 
 
-def test_a_run_stopped_in_its_last_moment_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_run_that_is_done_or_was_stopped_in_its_last_moment_is_finished(
+    stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(directory: Path) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr("vllm_gac.runs.workspace._remove", stop)
-        with pytest.raises(KeyboardInterrupt), output(tmp_path).run(RECORD) as run:
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        if stopped:
+            patch.setattr("vllm_gac.runs.workspace._remove", stop)
+        with output(tmp_path).run(RECORD) as run:
             write_model(run.model, config())
-    with output(tmp_path, resume=True).run(RECORD) as run:
-        assert (run.finished, run.model) == (True, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out.partial").exists() == stopped
+    for _ in range(2):
+        output(tmp_path, resume=True).check()
+        with output(tmp_path, resume=True).run(RECORD) as run:
+            assert (run.finished, run.model) == (True, tmp_path / "out")
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    for resume, other in ((False, RECORD), (True, {"strategy": "none"})):
+        with (
+            pytest.raises(DiskError, match=f"{tmp_path / 'out'}: "),
+            output(tmp_path, resume).run(other),
+        ):
+            pass
 
 
 def test_a_process_that_does_not_write_leaves_nothing(tmp_path: Path) -> None:

@@ -38,11 +38,13 @@ class Digests(StrictModel):
         version: 1.
         files: The SHA-256 of each small file.
         tensors: The CRC-32 of each tensor's bytes.
+        run: The SHA-256 of what describes the run that wrote it, for --resume.
     """
 
     version: Version = 1
     files: Annotated[dict[_Name, _Sha256], Field(max_length=128)] = Field(default_factory=dict)
     tensors: dict[str, _Checksum] = Field(default_factory=dict)
+    run: _Sha256 | None = None
 
     @classmethod
     def of(cls, directory: Path) -> "Digests":
@@ -50,7 +52,7 @@ class Digests(StrictModel):
         path = directory / DIGESTS
         return validate(cls, read_json(path), str(path)) if path.exists() else cls()
 
-    def _write(self, directory: Path, **changes: Mapping[str, int | str]) -> None:
+    def _write(self, directory: Path, **changes: str | Mapping[str, int | str]) -> None:
         write_json(directory / DIGESTS, self.model_copy(update=changes).model_dump())
 
 
@@ -73,6 +75,11 @@ def sign_files(directory: Path) -> None:
         if path.is_file() and not any(fnmatch(path.name, free) for free in _FREE)
     }
     Digests.of(directory)._write(directory, files=signed)
+
+
+def sign_run(directory: Path, run: str) -> None:
+    """Write down which run made the model in `directory`."""
+    Digests.of(directory)._write(directory, run=run)
 
 
 def unsign_files(directory: Path) -> None:

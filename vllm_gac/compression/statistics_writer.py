@@ -53,6 +53,11 @@ class StatsFile:
         except FileNotFoundError:
             return False
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of this calibration is on disk."""
+        return self.path.is_file() and self.begun and self.path.stat().st_size == self.size
+
     def whole_layers(self) -> int:
         """How many layers are on disk, in a file that was `begun`."""
         size = self.path.stat().st_size - len(self.header)

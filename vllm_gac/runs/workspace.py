@@ -45,27 +45,23 @@ _OURS = (_RECORD, _MODEL, *_MEASURED, _STREAMS, *_TRIED, HEALING, *_EMPTY)
 
 
 def check_output(out: Path, resume: bool = False, inputs: Iterable[Path] = ()) -> None:
-    """Raise, before any work, what `workspace` would raise about `out` and `inputs`."""
+    """Raise, before any work, what `workspace` would raise about `out` and `inputs`.
+
+    With `resume`, `out` may exist: the same run may have written it.
+    """
     directory = partial_of(out)
     _refuse_inputs(out, inputs)
     _remove_empty(directory)
     begun = _read_record(directory) is not None
     if begun or (directory / _LOCK).exists():
         with _locked(directory):
-            if _is_finished(out):
-                if resume:
-                    return
-                _remove(directory)  # nothing else was left to do
-            elif begun and not resume:
+            if begun and not resume and not os.path.lexists(out):
                 raise CheckpointError(
                     f"{directory}: unfinished work of an earlier run; continue it with --resume, "
                     f"or remove it{_measured(directory)}"
                 )
-    if resume and not begun and out.exists():
-        raise DiskError(
-            f"{out}: exists, and no unfinished work is left of it: whatever run wrote it is done"
-        )
-    refuse_existing(out)
+    if not resume:
+        refuse_existing(out)
 
 
 @contextmanager
@@ -87,7 +83,7 @@ def workspace(
     directory = partial_of(out)
     check_output(out, resume, inputs)
     with claimed(directory, command, run):
-        refuse_existing(out)  # again: another run may have finished meanwhile
+        refuse_existing(out)  # also what another run has finished meanwhile
         model = directory / _MODEL
         if model.is_symlink():
             raise CheckpointError(f"{model}: is a link, not what the stopped run made there")
@@ -143,9 +139,9 @@ def publish(product: Path, out: Path) -> None:
     Where it cannot be renamed, as it is on another file system or in a lower layer of an overlay,
     it is copied beside `out` before. Raises DiskError if something is at `out` by now.
     """
-    directory = product.parent
     try:
-        _rename(product, out, directory)
+        refuse_existing(out)
+        product.rename(out)
     except OSError as e:
         if e.errno != errno.EXDEV:
             raise
@@ -155,18 +151,10 @@ def publish(product: Path, out: Path) -> None:
                 copied.mkdir()
             for path in sorted(product.iterdir()) if product.is_dir() else [product]:
                 copy_file(path, copied / path.name if product.is_dir() else copied)
-            _rename(copied, out, directory)
+            refuse_existing(out)
+            copied.rename(out)
     sync_directory(out.parent)
-    _remove(directory)
-
-
-def _rename(product: Path, out: Path, directory: Path) -> None:
-    """Rename `product` to `out`, of which `directory` is the workspace."""
-    record = read_json(directory / _RECORD)
-    # If we are stopped after the rename, the inode tells that this run made `out`.
-    write_json(directory / _RECORD, record | {"inode": product.stat().st_ino})
-    refuse_existing(out)
-    product.rename(out)
+    _remove(product.parent)
 
 
 def partial_of(out: Path) -> Path:
@@ -185,20 +173,16 @@ def recorded(out: Path) -> Mapping[str, Any] | None:
     return None if record is None else record["run"]
 
 
-def finished_before(out: Path, command: str, run: Mapping[str, Any]) -> bool:
-    """Whether this run had made OUT already and was stopped before it cleaned up; cleans up.
+def end_workspace(out: Path) -> None:
+    """Remove what the run that has made `out` left when it was stopped in its last moment.
 
-    Raises CheckpointError if another run was stopped there.
+    Raises CheckpointError if OUT.partial is not ours, or if another process works there.
     """
     directory = partial_of(out)
+    if _read_record(directory) is not None:
+        with _locked(directory):
+            _remove(directory)
     _remove_empty(directory)
-    if not _is_finished(out):
-        return False
-    with _locked(directory):
-        if (record := _read_record(directory)) is not None:
-            _check_same(directory, record, _record(command, run))
-        _remove(directory)
-    return True
 
 
 def refuse_existing(out: Path) -> None:
@@ -216,15 +200,6 @@ def _refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
                 f"{path}: lies in {directory}, which a run into {out} removes in the end; move it "
                 "away, or choose another output"
             )
-
-
-def _is_finished(out: Path) -> bool:
-    """Whether the run in OUT.partial had made OUT, and was stopped before it cleaned up.
-
-    Raises CheckpointError if OUT.partial is not ours.
-    """
-    record = _read_record(partial_of(out))
-    return record is not None and out.exists() and record.get("inode") == out.stat().st_ino
 
 
 def _remove(directory: Path) -> None:

@@ -4,6 +4,8 @@ The output appears only when it is complete. Until then the work is in OUT.parti
 runs/workspace.py), and a run that was stopped goes on from there.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +14,14 @@ from typing import Any
 
 import torch
 
+from vllm_gac.checkpoint.digests import Digests, sign_run
 from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.writer import auxiliary_files, write_index
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.runs.workspace import (
     check_output,
-    finished_before,
+    end_workspace,
     partial_of,
     recorded,
     workspace,
@@ -37,8 +40,8 @@ class ModelRun:
         model: Where the model is written: config.json, shards and what is beside them. The index
             is written when the run ends.
         work: What the run keeps for itself until then.
-        finished: The same run had written all of it before, and was stopped in its last moment.
-            `model` is the output then, and nothing is left to do.
+        finished: The same run had written all of it before. `model` is the output then, and
+            nothing is left to do.
     """
 
     model: Path
@@ -89,13 +92,12 @@ class Output:
             DiskError: As `check` says, or the disk is full.
         """
         threads = threads_of(self.path)
-        record = {
-            "tool_version": version(),
-            "torch_version": torch.__version__,
-            "threads": threads,
-            **record,
-        }
-        if self.is_ours and self.resume and finished_before(self.path, self.verb, record):
+        record = {"tool_version": version(), "torch_version": torch.__version__, **record}
+        described = json.dumps([self.verb, record], sort_keys=True)
+        digest = hashlib.sha256(described.encode()).hexdigest()
+        record["threads"] = threads
+        if self.is_ours and self.resume and Digests.of(self.path).run == digest:
+            end_workspace(self.path)
             yield ModelRun(self.path, partial_of(self.path), finished=True)
             return
         with _use_threads(threads):
@@ -107,6 +109,7 @@ class Output:
                 yield ModelRun(work / "model", work)
                 _, written = open_any_format(work / "model")
                 write_index(written)
+                sign_run(work / "model", digest)
 
 
 def refuse_broken(source: Checkpoint) -> None:

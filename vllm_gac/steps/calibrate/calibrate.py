@@ -26,7 +26,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.runs.workspace import (
     claimed,
-    finished_before,
+    end_workspace,
     partial_of,
     publish,
     refuse_existing,
@@ -111,7 +111,8 @@ def calibrate(
         texts: Text files, .jsonl or .parquet files with "text" or "messages" in each line, or data
             sets on the Hub: hf://datasets/ORGANIZATION/NAME. Empty: the text that comes with
             vllm-gac, Python's standard library.
-        out: The safetensors file to write; it must not exist.
+        out: The safetensors file to write. If it exists with just these statistics, nothing is left
+            to do.
         request: What to measure. None: a `CalibrateRequest` without any option.
         revision: A branch, tag or commit of a model on the Hub. None: main.
         device: The torch device to compute on. None: the first GPU if there is one, else the CPU.
@@ -119,7 +120,7 @@ def calibrate(
 
     Raises:
         CheckpointError: The model is not dense or of an unknown family, the texts are too short, or
-            `out` exists.
+            something else is at `out`.
 
     Examples:
         >>> from pathlib import Path
@@ -136,8 +137,6 @@ def calibrate(
     out, request = Path(out), request or CalibrateRequest()
     device = prepare_device(device)
     directory = model_directory(model, revision)
-    finished_before(out, "calibrate", {})
-    refuse_existing(out)
     checkpoint = open_dense(directory)
     if fault := experts_fault(checkpoint.layout, request.methods):
         raise CheckpointError(f"{directory}: {fault}")
@@ -172,6 +171,10 @@ def write_statistics(
         **kept.metadata(tokens, held),
     }
     measured, workspace = Measured.of(metadata), partial_of(out)
+    if stats_file(out, checkpoint.layout, measured).whole:
+        end_workspace(out)
+        return
+    refuse_existing(out)
     with claimed(workspace, "calibrate", {}):
         file = stats_file(workspace / "stats.safetensors", checkpoint.layout, measured)
         if tokens.numel() < _FEW * width and not checkpoint.layout.experts:

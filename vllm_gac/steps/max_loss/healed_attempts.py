@@ -7,7 +7,6 @@ from pathlib import Path
 
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import CheckpointError, HealingError, NotHealedError
-from vllm_gac.runs.workspace import recorded
 from vllm_gac.steps.heal.heal import heal
 from vllm_gac.steps.heal.request import HealRequest
 from vllm_gac.texts.token_text import calibration_sequences
@@ -63,8 +62,6 @@ class HealingTries:
         Returns:
             Whether the model has become better; if not, nothing is written.
         """
-        if healed.exists() and recorded(healed) is None:
-            return True  # done before the run was stopped
         try:
             heal(
                 model,
