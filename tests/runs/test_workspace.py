@@ -199,6 +199,28 @@ def test_what_cannot_be_renamed_is_copied(out: Path, monkeypatch: pytest.MonkeyP
     assert {path.name for path in out.iterdir()} == {SHARD}
 
 
+def no_renames(path: Path, target: Path) -> Path:
+    raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+
+def no_locks(*arguments: object) -> None:
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+@pytest.mark.parametrize(
+    ("function", "fails"), [("pathlib.Path.rename", no_renames), ("fcntl.flock", no_locks)]
+)
+def test_a_file_system_that_cannot_take_the_output_is_refused_before_any_work(
+    function: str, fails: object, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(function, fails)
+        with pytest.raises(DiskError, match=str(out.parent)):
+            run(out, fail_with(AssertionError("began")))
+    run(out)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
 def test_a_link_in_place_of_the_model_is_not_published(out: Path, tmp_path: Path) -> None:
     interrupt(out)
     model = out.with_name("out.partial") / "model"

@@ -99,10 +99,11 @@ def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[N
     """Make `directory` the workspace of this run, or continue in it, and hold its lock.
 
     Raises CheckpointError if another process holds the lock, or if the directory is of another run
-    or not ours.
+    or not ours; and DiskError where the output could not appear in the end.
     """
     _read_record(directory)  # before anything is written there
     directory.mkdir(parents=True, exist_ok=True)
+    _check_file_system(directory.parent)
     with _locked(directory):
         before = _read_record(directory)
         _remove_all(directory, _TEMPORARIES)
@@ -119,6 +120,21 @@ def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[N
             if not any(directory.rglob("*.safetensors")):
                 _remove(directory)
             raise
+
+
+def _check_file_system(parent: Path) -> None:
+    """Raise DiskError unless a directory can be renamed within `parent`: outputs appear so."""
+    with TemporaryDirectory(prefix=TEMPORARY, dir=parent) as near:
+        inner, moved = Path(near, _MODEL), Path(f"{near}.moved")
+        inner.mkdir()
+        try:
+            inner.rename(moved)
+        except OSError as e:
+            raise DiskError(
+                f"{parent}: its file system does not let a directory be renamed ({e.strerror}), "
+                "so no output can appear there; choose another place"
+            ) from e
+        moved.rmdir()
 
 
 def remove_temporaries(directory: Path) -> None:
@@ -284,8 +300,13 @@ def _acquired(descriptor: int, path: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The previous holder may have finished and removed the file that we opened.
         return path.stat().st_ino == os.fstat(descriptor).st_ino
-    except OSError:
+    except (BlockingIOError, FileNotFoundError):
         return False
+    except OSError as e:
+        raise DiskError(
+            f"{path}: cannot be locked ({e.strerror}), as on some network file systems; choose "
+            "another place"
+        ) from e
 
 
 def _check_same(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
