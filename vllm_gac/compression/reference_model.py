@@ -140,7 +140,7 @@ def layer_forward(
     the outputs of all seven linear layers, and of q_norm and k_norm where there are any, as the
     tensors of the autograd graph.
     """
-    observe, seen = observe or _ignore, observe_output or _ignore
+    observe, seen = observe or ignore, observe_output or ignore
     attended = attended_values(model, layer, weights, hidden, observe, seen)
     hidden = hidden + project(weights, "self_attn.o_proj", attended, seen)
     return after_mlp(model, weights, hidden, observe, seen)
@@ -169,10 +169,10 @@ def attended_values(
 
     It is that of the tokens `at` some positions only, if these are given.
     """
-    observe = observe or _ignore
+    observe = observe or ignore
     normed = _rms_norm(hidden, weights["input_layernorm.weight"], model.eps)
     observe("self_attn.q_proj", normed)
-    attended = attention(model, layer, weights, normed, observe_output or _ignore, at)
+    attended = attention(model, layer, weights, normed, observe_output or ignore, at)
     observe("self_attn.o_proj", attended)
     return attended
 
@@ -200,7 +200,7 @@ def mlp_activations(
     observe_output: Observe | None = None,
 ) -> Tensor:
     """The input of down_proj, [batch, tokens, width]; `hidden` has passed the attention."""
-    observe, seen = observe or _ignore, observe_output or _ignore
+    observe, seen = observe or ignore, observe_output or ignore
     normed = _rms_norm(hidden, weights["post_attention_layernorm.weight"], model.eps)
     observe("mlp.gate_proj", normed)
     gate, up = (project(weights, name, normed, seen) for name in ("mlp.gate_proj", "mlp.up_proj"))
@@ -330,8 +330,8 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps))
 
 
-def _ignore(name: str, x: Tensor) -> None:
-    pass
+def ignore(name: str, x: Tensor) -> None:
+    """Observe nothing."""
 
 
 def batches(sequences: Tensor, tokens: int = 4096) -> Iterator[Tensor]:

@@ -38,15 +38,24 @@ def test_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path) -> None:
     assert got == pytest.approx(math.exp(torch.stack(losses).mean().item()), rel=1e-5)
 
 
-def test_what_float16_cannot_hold_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "scales",
+    [
+        {"mlp.up_proj": 1e4, "mlp.down_proj": 1e4},
+        {"self_attn.v_proj": 1e5, "self_attn.o_proj": 1e-5},  # only within the layer
+    ],
+)
+def test_what_float16_cannot_hold_is_told(
+    scales: dict[str, float], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     raw = config(dtype="float16")
     model, text = write(tmp_path / "model", raw), write_text(tmp_path / "text", 300)
     evaluate(model, [text], sequence_length=100)
     assert caplog.messages == []
     path = model / "model.safetensors"
     weights = load_file(path)
-    for part in ("up_proj", "down_proj"):
-        weights[f"model.layers.0.mlp.{part}.weight"] *= 1e4
+    for part, scale in scales.items():
+        weights[f"model.layers.0.{part}.weight"] *= scale
     save_file(weights, path, {"format": "pt"})
     evaluate(model, [text], sequence_length=100)
     (said,) = caplog.messages

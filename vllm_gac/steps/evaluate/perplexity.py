@@ -23,6 +23,7 @@ from vllm_gac.compression.reference_model import (
     batches,
     embed,
     head_weights,
+    ignore,
     layer_forward,
     layer_weights,
     reference,
@@ -165,19 +166,27 @@ def last_states(
     `model` is the reference of `checkpoint`.
     """
     layers, largest = model.layout.layers, 0.0
+
+    def measure(name: str, numbers: torch.Tensor) -> None:
+        nonlocal largest
+        largest = max(largest, float(numbers.abs().max()))
+
+    observe = measure if served_dtype(checkpoint) == "float16" else ignore
     with checkpoint.reader() as read:
         hidden = [embed(model, read, batch).cpu() for batch in tokens]
         bar = tqdm(total=len(tokens) * len(layers), desc="evaluate", disable=not progress)
         for index, layer in enumerate(layers):
             weights = layer_weights(model, read, index)
             for number, states in enumerate(hidden):
-                hidden[number] = layer_forward(model, layer, weights, states.to(model.device)).cpu()
-                largest = max(largest, float(hidden[number].abs().max()))
+                states = states.to(model.device)
+                states = layer_forward(model, layer, weights, states, observe, observe)
+                observe("states", states)
+                hidden[number] = states.cpu()
                 bar.update()
         bar.close()
-    if largest > _FLOAT16_MOST and served_dtype(checkpoint) == "float16":
+    if largest > _FLOAT16_MOST:
         logger.warning(
-            "%s: hidden states reach %s; in float16, in which it is served, they end at 65,504 and "
+            "%s: activations reach %s; in float16, in which it is served, they end at 65,504 and "
             "become infinite: serve it with --dtype bfloat16",
             checkpoint.directory,
             f"{largest:,.0f}",
