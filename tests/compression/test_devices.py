@@ -17,7 +17,7 @@ from tests.support.layer_stats import layer_stats
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
-from vllm_gac.compression.devices import prepare_device
+from vllm_gac.compression.devices import free_memory, prepare_device
 from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.measured import (
     Measured,
@@ -138,11 +138,28 @@ def test_memory_and_disk_follow_from_the_shapes() -> None:
     assert 8 < work.device_bytes / 2**30 < 11
     assert work.disk_bytes == 18_500_000_000 + 2 * 32768 * 4096 * 4
     metrics = replace(work, metrics=(4096,), metric_tokens=1 << 14)
-    assert metrics.host_bytes > 34 * (1 << 14) * 4096 * 4
+    assert metrics.states_bytes > 34 * (1 << 14) * 4096 * 4
     probes = replace(work, probe_tokens=1 << 14)
-    assert probes.host_bytes > 40 * (1 << 14) * 4096 * 4
+    assert probes.states_bytes >= 37 * (1 << 14) * 4096 * 4
     assert probes.disk_bytes > work.disk_bytes + 32 * 2 * (1 << 11) * 4096 * 4
-    assert announcement(work, "cpu").endswith("GB of memory and 19.6 GB of disk")
+    assert announcement(work, "cpu", "cpu").endswith("GB of memory and 19.6 GB of disk")
+
+
+def test_hidden_states_stay_on_a_gpu_that_has_room_beside_the_rest() -> None:
+    work = Work(
+        layout=layout_of(DENSE),
+        tokens=1 << 18,
+        covariances=(4096, 14336),
+        sequence_length=512,
+        probe_tokens=1 << 14,
+        metrics=(),
+        metric_tokens=0,
+        file_bytes=0,
+    )
+    needed = work.device_bytes + work.states_bytes
+    assert work.home("cuda:1", 2 * needed) == "cuda:1"
+    assert work.home("cuda:1", needed) == "cpu"
+    assert work.home("cpu", free_memory("cpu")) == "cpu"
 
 
 @pytest.mark.gpu

@@ -17,6 +17,8 @@ from vllm_gac.errors import DiskError
 if TYPE_CHECKING:
     import torch
 
+# Numbers that are copied from a device at a time.
+_PIECE = 1 << 22
 # The prefix of temporary directories; those of a killed run are left behind.
 TEMPORARY = ".vllm-gac-"
 
@@ -64,7 +66,7 @@ def write_floats(
     Args:
         path: The file.
         shapes: The shape of each tensor, by its name.
-        tensors: The tensors in host memory, in the same order.
+        tensors: The tensors, on any device, in the same order.
         metadata: What the header says beside them.
     """
     header = tensors_header({name: ("F32", shape) for name, shape in shapes.items()}, metadata)
@@ -73,7 +75,9 @@ def write_floats(
         with partial.open("wb") as file:
             file.write(header)
             for tensor in tensors:
-                file.write(tensor.contiguous().numpy().data)
+                numbers = tensor.flatten()
+                for start in range(0, len(numbers), _PIECE):
+                    file.write(numbers[start : start + _PIECE].cpu().numpy().data)
 
     _write(path, write)
 

@@ -41,7 +41,7 @@ def backward(
 
     `through` is called with each layer, the last one first: its index, its weights, the hidden
     states [count, length, hidden] that enter it and the gradients [draws, count, length, hidden] by
-    what leaves it, both on the CPU. It returns the gradients by what enters.
+    what leaves it, both on the model's home. It returns the gradients by what enters.
     """
     layers = len(model.layout.layers)
     with tqdm(total=2 * layers, desc=description, unit="layer", disable=not progress) as bar:
@@ -61,9 +61,9 @@ def entering_states(
 ) -> list[torch.Tensor]:
     """The hidden states [count, length, d] that enter each layer, and those that leave the last.
 
-    They are on the CPU. `advance` is called after each layer.
+    They are on the model's home. `advance` is called after each layer.
     """
-    states = [embed(model, read, tokens).cpu()]
+    states = [embed(model, read, tokens).to(model.home)]
     with torch.no_grad():
         for index, layer in enumerate(model.layout.layers):
             weights = layer_weights(model, read, index)
@@ -89,12 +89,12 @@ def head_gradients(
         seed: Of the draws.
 
     Returns:
-        [draws, count, length, hidden] on the CPU. Those of the last token, which predicts nothing,
-        are zero.
+        [draws, count, length, hidden] where `hidden` is. Those of the last token, which predicts
+        nothing, are zero.
     """
     norm, unembedding = head_weights(model, read)
     generator = torch.Generator().manual_seed(seed)
-    gradients = torch.zeros(draws, *hidden.shape, dtype=model.dtype)
+    gradients = torch.zeros(draws, *hidden.shape, dtype=model.dtype, device=hidden.device)
     for number, states in enumerate(hidden):
         for start, some in enumerate(states[:-1].split(ROWS)):
             leaf = some.to(model.device).requires_grad_()
@@ -105,7 +105,7 @@ def head_gradients(
                 (gradient,) = torch.autograd.grad(
                     normed, leaf, by_normed - unembedding[following], retain_graph=True
                 )
-                gradients[draw, number, start * ROWS :][: len(some)] = gradient.cpu()
+                gradients[draw, number, start * ROWS :][: len(some)] = gradient
     return gradients
 
 

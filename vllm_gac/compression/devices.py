@@ -30,3 +30,8 @@ def prepare_device(name: Any) -> str:
     # Deterministic algorithms need it, and PyTorch reads it once, at its first product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return name
+
+
+def free_memory(device: str) -> int:
+    """Bytes that are free on a GPU; 0 for the CPU."""
+    return 0 if device == "cpu" else torch.cuda.mem_get_info(device)[0]

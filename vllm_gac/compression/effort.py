@@ -52,8 +52,8 @@ class Work:
         return max(layer, head if self.probe_tokens or self.metrics else 0)
 
     @property
-    def host_bytes(self) -> int:
-        """Most bytes in host memory: hidden states.
+    def states_bytes(self) -> int:
+        """Most bytes of hidden states.
 
         Those that enter and leave a layer, or those of all layers and the gradients around one.
         """
@@ -61,8 +61,19 @@ class Work:
         backward = max(
             (layers + 3) * self.metric_tokens, (layers + 1 + 2 * DRAWS) * self.probe_tokens
         )
-        states = max(3 * self.tokens + 2 * self.probe_tokens, backward)
-        return states * self._state_bytes + 4 * max(self.covariances, default=0) ** 2
+        return max(2 * (self.tokens + self.probe_tokens), backward) * self._state_bytes
+
+    @property
+    def copied_bytes(self) -> int:
+        """Most bytes in host memory beside hidden states: a covariance that is read or written."""
+        return 4 * max(self.covariances, default=0) ** 2
+
+    def home(self, device: str, free: int) -> str:
+        """Where hidden states stay: on `device` if so many `free` bytes are enough, or the CPU.
+
+        A quarter is left to the allocator and to the text's batches.
+        """
+        return device if self.device_bytes + self.states_bytes <= free * 3 // 4 else "cpu"
 
     @property
     def disk_bytes(self) -> int:
@@ -84,15 +95,19 @@ class Work:
         return 4 * self.layout.hidden_size
 
 
-def announcement(work: Work, device: str) -> str:
-    """One line about the text, the device, the memory and the disk."""
+def announcement(work: Work, device: str, home: str) -> str:
+    """One line about the text, the device, where hidden states stay, the memory and the disk."""
     on_gpu = torch.device(device).type != "cpu"
     where = f"{device} ({torch.cuda.get_device_name(device)})" if on_gpu else "the CPU"
-    memory = f"{_giga(work.host_bytes)} GB of memory"
-    if on_gpu:
-        memory = f"{_giga(work.device_bytes)} GB of the GPU's memory, {memory}"
+    host, gpu = work.copied_bytes, work.device_bytes
+    if home == "cpu":
+        host += work.states_bytes
     else:
-        memory = f"{_giga(work.device_bytes + work.host_bytes)} GB of memory"
+        gpu += work.states_bytes
+    if on_gpu:
+        memory = f"{_giga(gpu)} GB of the GPU's memory, {_giga(host)} GB of memory"
+    else:
+        memory = f"{_giga(gpu + host)} GB of memory"
     return (
         f"calibrating on {where}, {work.tokens:,} tokens{per_channel(work.layout, work.tokens)}: "
         f"takes about {memory} and {_giga(work.disk_bytes)} GB of disk"

@@ -14,19 +14,28 @@ directions, the larger it is. With 16 tokens for each channel it is a few percen
 
 import torch
 
-# Features from which halves are multiplied one by one.
-_WIDE = 512
+# Features from which halves are multiplied one by one. On a GPU small products cost their launch.
+_WIDE, _WIDE_ON_GPU = 512, 3072
 
 
 def second_moment(rows: torch.Tensor) -> torch.Tensor:
     """X^T X [features, features] of `rows` X [tokens, features]; each product is computed once."""
+    moment = rows.new_empty(rows.shape[1], rows.shape[1])
+    _fill(moment, rows, _WIDE_ON_GPU if rows.is_cuda else _WIDE)
+    return moment
+
+
+def _fill(moment: torch.Tensor, rows: torch.Tensor, wide: int) -> None:
     features = rows.shape[1]
-    if features < _WIDE:
-        return rows.T @ rows
-    left, right = rows.tensor_split(2, 1)
-    crossed = left.T @ right
-    upper = torch.cat((second_moment(left), crossed), 1)
-    return torch.cat((upper, torch.cat((crossed.T, second_moment(right)), 1)))
+    if features < wide:
+        torch.mm(rows.T, rows, out=moment)
+        return
+    half = (features + 1) // 2
+    left, right, crossed = rows[:, :half], rows[:, half:], moment[:half, half:]
+    _fill(moment[:half, :half], left, wide)
+    _fill(moment[half:, half:], right, wide)
+    torch.mm(left.T, right, out=crossed)
+    moment[half:, :half] = crossed.T
 
 
 # Tokens may have so many times the median norm before they are scaled down.

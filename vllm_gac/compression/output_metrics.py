@@ -78,7 +78,7 @@ def _backward(
         )
         wanted = [entering, *(outputs[name] for name in linears)]
         first, *by_linear = torch.autograd.grad(left, wanted, gradient.to(model.device))
-        outgoing.append(first.cpu())
+        outgoing.append(first.to(hidden.device))
         for name, by_output in zip(linears, by_linear, strict=True):
             # The last token predicts nothing: its gradient is zero.
             rows = by_output[:, :-1].flatten(0, 1)

@@ -4,11 +4,12 @@ If linear layers may be factorized, a first pass over fewer tokens measures what
 outputs cost (output_metrics.py). If plans are to be made, another pass keeps gradients by the
 output of each layer for text that was set aside (probes.py). In the pass that measures everything
 else, memory holds the weights and statistics of one layer, and the hidden states of the calibration
-sequences. After each layer its statistics, what its probes lose and the hidden states are on disk,
-so that a run that was stopped continues with the next layer.
+sequences. While a layer is computed, a thread writes the statistics of the layer before it, what
+its probes lose and the hidden states, so that a run that was stopped continues there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torch
 from torch.nn.functional import pad, rms_norm
 from tqdm import tqdm
 
-from vllm_gac.checkpoint.atomic_files import write_tensors
+from vllm_gac.checkpoint.atomic_files import write_floats, write_tensors
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.measured import (
     HELD,
@@ -70,6 +71,7 @@ def measure_statistics(
     file: StatsFile,
     measured: Measured,
     device: str,
+    home: str,
     progress: bool,
 ) -> None:
     """Run text through a dense model, and fill a file of statistics.
@@ -82,9 +84,10 @@ def measure_statistics(
             keep what the next layer needs.
         measured: What is measured.
         device: The torch device to compute on.
+        home: The torch device to keep hidden states on.
         progress: Whether to show progress bars on stderr.
     """
-    run = _Run(checkpoint, tokens, held, file, measured, device, progress)
+    run = _Run(checkpoint, tokens, held, file, measured, device, home, progress)
     if not file.begun:
         for index in range(len(checkpoint.layout.layers)):
             _metrics_path(file, index).unlink(missing_ok=True)
@@ -105,11 +108,12 @@ class _Run:
     file: StatsFile
     measured: Measured
     device: str
+    home: str
     progress: bool
 
     @property
     def model(self) -> Reference:
-        return reference(self.checkpoint, device=self.device)
+        return reference(self.checkpoint, device=self.device, home=self.home)
 
     @property
     def probed(self) -> torch.Tensor:
@@ -150,7 +154,7 @@ def _measure_gradients(run: _Run) -> None:
         return
 
     def keep(index: int, gradients: torch.Tensor) -> None:
-        write_tensors(_gradients_path(file, index), {"gradients": gradients})
+        write_tensors(_gradients_path(file, index), {"gradients": gradients.cpu()})
 
     with run.checkpoint.reader() as read:
         measure_gradients(run.model, read, run.probed, keep, progress=run.progress)
@@ -166,7 +170,12 @@ def _stream(run: _Run) -> torch.Tensor:
     tried, rows = probes(model.layout, measured.methods), whole_sequences(len(run.probed))
     done = file.whole_layers()
     done = done if _hidden_path(file, done).exists() else 0
-    with run.checkpoint.reader() as read, torch.inference_mode():
+    written: Future[None] | None = None
+    with (
+        run.checkpoint.reader() as read,
+        torch.inference_mode(),
+        ThreadPoolExecutor(1) as writer,
+    ):
         if done:
             size = model.layout.hidden_size
             shapes = {
@@ -174,9 +183,12 @@ def _stream(run: _Run) -> torch.Tensor:
                 "held": (*run.probed.shape, size),
                 "small": (len(tried), len(rows), run.probed.shape[1], size),
             }
-            hidden, held, small = kept_tensors(_hidden_path(file, done), shapes).values()
+            kept = kept_tensors(_hidden_path(file, done), shapes)
+            hidden, held, small = (states.to(model.home) for states in kept.values())
         else:
-            hidden, held = (embed(model, read, of).cpu() for of in (run.tokens, run.probed))
+            hidden, held = (
+                embed(model, read, of).to(model.home) for of in (run.tokens, run.probed)
+            )
             small = held[rows].expand(len(tried), -1, -1, -1)
         total = len(run.tokens) * (layers - done)
         with tqdm(total=total, desc="calibrate", unit="seq", disable=not run.progress) as bar:
@@ -198,11 +210,23 @@ def _stream(run: _Run) -> torch.Tensor:
                     errors[PROBES], small = _probed(run, index, layer, tried, held, small)
                     held = layer_outputs(model, model.layout.layers[index], weights, held)
                 states = {"hidden": hidden, "held": held, "small": small}
-                write_tensors(_hidden_path(file, index + 1), states)
-                file.append(index, {**stats, **errors})
-                for path in (_hidden_path, _metrics_path, _gradients_path):
-                    path(file, index).unlink(missing_ok=True)
+                if written is not None:
+                    written.result()
+                written = writer.submit(_write_layer, file, index, states, {**stats, **errors})
+        if written is not None:
+            written.result()
         return divergences(model, read, held[rows], small)
+
+
+def _write_layer(
+    file: StatsFile, index: int, leaving: Mapping[str, torch.Tensor], stats: LayerStats
+) -> None:
+    """Write what was measured of layer `index`, and the hidden states that leave it before."""
+    shapes = {name: states.shape for name, states in leaving.items()}
+    write_floats(_hidden_path(file, index + 1), shapes, leaving.values(), {})
+    file.append(index, stats)
+    for path in (_hidden_path, _metrics_path, _gradients_path):
+        path(file, index).unlink(missing_ok=True)
 
 
 def _probed(
@@ -219,6 +243,7 @@ def _probed(
     count, length, size = held.shape
     shape = (DRAWS, count, len(positions(length)), size)
     gradients = kept_tensors(_gradients_path(run.file, index), {"gradients": shape})["gradients"]
+    gradients = gradients.to(held.device)
     divergence, leaving = measure_layer(run.model, layer, tried, held, gradients, small)
     return divergence.flatten(), leaving
 
@@ -285,7 +310,9 @@ def observe_layer(
         if name not in sums:
             return
         rows = x.flatten(0, 1)
-        share = clip_weights(rows, limits.setdefault(name, size_limit(rows)))
+        if name not in limits:
+            limits[name] = size_limit(rows)
+        share = clip_weights(rows, limits[name])
         if len(sums[name]) > rows.shape[1]:
             rows = pad(rows, (0, 1), value=1)  # what biases are multiplied by
         rows = share * rows
@@ -308,17 +335,16 @@ def observe_layer(
             pairs = x.reshape(-1, kv_heads, layer.query_heads // kv_heads, 2, head_dim // 2)
             sums[QUERY_ENERGY] += pairs.square().sum((2, 3)).sum(0, dtype=torch.float64)
 
-    outputs = []
-    for batch in batches(hidden):
+    outputs = torch.empty_like(hidden)
+    for batch, leaving in zip(batches(hidden), batches(outputs), strict=True):
         entering = batch.to(model.device)
-        output = layer_forward(model, layer, weights, entering, observe, observe_heads)
-        outputs.append(output.cpu())
+        leaving.copy_(layer_forward(model, layer, weights, entering, observe, observe_heads))
         advance(len(batch))
     count = hidden.shape[0] * hidden.shape[1]
     stats = {name: total / count for name, total in sums.items()}
     if model.layout.qk_norm:
         stats[QUERY_ENERGY] = stats[QUERY_ENERGY].flatten()
-    return stats, torch.cat(outputs)
+    return stats, outputs
 
 
 def _grouped_values(

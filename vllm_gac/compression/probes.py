@@ -97,7 +97,7 @@ def measure_gradients(
                 (by_input,) = torch.autograd.grad(
                     left, entering, gradient.to(model.device), retain_graph=True
                 )
-                outgoing[draw, rows] = by_input.cpu()
+                outgoing[draw, rows] = by_input
         return outgoing
 
     backward(
@@ -133,7 +133,7 @@ def measure_layer(
         fp32 [probes, count], in nats per token of each sequence; and the hidden states that leave
         it in these models.
     """
-    leaving = torch.empty_like(entering, device="cpu")
+    leaving = torch.empty_like(entering)
     at = positions(hidden.shape[1]).to(model.device)
     dense = list(_outputs(model, model.layout.layers[0], layer.weights, hidden, at))
     divergence = torch.empty(len(tried), len(hidden))

@@ -6,7 +6,7 @@ linear.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -24,13 +24,15 @@ Tensor: TypeAlias = torch.Tensor
 # Called with a linear's name, e.g. "self_attn.o_proj", and its input [batch, tokens, in] or its
 # output [batch, tokens, out].
 Observe: TypeAlias = Callable[[str, Tensor], None]
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
     """A model without its weights: its layout, and the few other numbers that it needs.
 
-    `inv_freq` [head_dim / 2] holds the RoPE frequencies of layers without their own table.
+    `inv_freq` [head_dim / 2] holds the RoPE frequencies of layers without their own table. A pass
+    over the layers keeps the hidden states between them on `home`.
     """
 
     layout: ModelLayout
@@ -39,13 +41,18 @@ class Reference:
     window: int | None
     dtype: torch.dtype
     device: torch.device
+    home: torch.device = _CPU
 
 
 def reference(
-    checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    checkpoint: Checkpoint,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    home: str = "cpu",
 ) -> Reference:
     """The reference model of `checkpoint`, which computes in `dtype` on `device`."""
-    return reference_of(checkpoint.layout, checkpoint.config, dtype, device)
+    model = reference_of(checkpoint.layout, checkpoint.config, dtype, device)
+    return replace(model, home=torch.device(home))
 
 
 def reference_of(
@@ -149,11 +156,11 @@ def layer_forward(
 def layer_outputs(
     model: Reference, layer: LayerLayout, weights: Mapping[str, Tensor], hidden: Tensor
 ) -> Tensor:
-    """As `layer_forward`, one batch after the other. The result is on the CPU; `hidden` may be."""
-    outputs = (
-        layer_forward(model, layer, weights, batch.to(model.device)) for batch in batches(hidden)
-    )
-    return torch.cat([output.cpu() for output in outputs])
+    """As `layer_forward`, one batch after the other. The result is where `hidden` is."""
+    outputs = torch.empty_like(hidden)
+    for entering, leaving in zip(batches(hidden), batches(outputs), strict=True):
+        leaving.copy_(layer_forward(model, layer, weights, entering.to(model.device)))
+    return outputs
 
 
 def attended_values(

@@ -21,7 +21,7 @@ from vllm_gac.layout.dims import ModelLayout
 
 _DTYPES = {"F32": torch.float32, "I32": torch.int32}
 # Rows of a covariance that are copied from the device at a time.
-_ROWS = 256
+_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class StatsFile:
         )
         self._write(end, (piece.numpy().tobytes() for piece in pieces))
 
-    def _write(self, offset: int, pieces: Iterable[bytes]) -> None:
+    def _write(self, offset: int, pieces: Iterable[bytes | memoryview]) -> None:
         try:
             with self.path.open("rb+" if offset else "wb") as file:
                 file.truncate(file.seek(offset))
@@ -94,15 +94,14 @@ class StatsFile:
             raise DiskError(f"{self.path}: cannot be written ({e.strerror or e})") from e
 
 
-def _pieces(tensor: torch.Tensor) -> Iterator[bytes]:
+def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
     """The bytes of a vector, or of the upper triangle of a matrix, in pieces of limited size."""
     if tensor.ndim == 1:
-        yield tensor.to("cpu", torch.float32).numpy().tobytes()
+        yield tensor.to("cpu", torch.float32).numpy().data
         return
     for start in range(0, len(tensor), _ROWS):
-        rows = tensor[start : start + _ROWS].to("cpu", torch.float32).numpy()
-        for number, row in enumerate(rows, start):
-            yield row[number:].tobytes()
+        rows = tensor[start : start + _ROWS, start:].to(torch.float32)
+        yield rows[torch.ones_like(rows, dtype=torch.bool).triu_()].cpu().numpy().data
 
 
 def stats_file(path: Path, layout: ModelLayout, measured: Measured) -> StatsFile:

@@ -10,7 +10,7 @@ import torch
 
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, open_dense
-from vllm_gac.compression.devices import prepare_device
+from vllm_gac.compression.devices import free_memory, prepare_device
 from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.measured import (
     Measured,
@@ -179,8 +179,10 @@ def write_statistics(
         file = stats_file(workspace / "stats.safetensors", checkpoint.layout, measured)
         if tokens.numel() < _FEW * width and not checkpoint.layout.experts:
             logger.warning(_few_tokens(tokens.numel(), width))
-        logger.info(announcement(work_of(checkpoint.layout, file, measured), device))
-        measure_statistics(checkpoint, tokens, held, file, measured, device, progress)
+        work = work_of(checkpoint.layout, file, measured)
+        home = work.home(device, free_memory(device))
+        logger.info(announcement(work, device, home))
+        measure_statistics(checkpoint, tokens, held, file, measured, device, home, progress)
         publish(file.path, out)
 
 
