@@ -41,12 +41,12 @@ CONTEXTS = st.lists(
 )  # (new tokens, cached before) of each sequence
 
 
-class MostHeld(TorchDispatchMode):
-    """Counts the bytes of live tensors: those now, and the most at any time."""
+class PeakMemory(TorchDispatchMode):
+    """Counts the bytes of live tensors: those now, and at the peak."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now, self.most = 0, 0
+        self.now, self.peak = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **kwargs or {})
@@ -60,7 +60,7 @@ class MostHeld(TorchDispatchMode):
 
     def _add(self, size: int) -> None:
         self.now += size
-        self.most = max(self.most, self.now)
+        self.peak = max(self.peak, self.now)
 
 
 class Launcher:
@@ -79,14 +79,14 @@ def layer_of(geometry: CacheGeometry, kernel: str, in_place: str | None = None) 
 
 
 def run(
-    layer: PrefillLayer, chunks: list[tuple[int, int]], most: int, quantized: bool = False
+    layer: PrefillLayer, chunks: list[tuple[int, int]], max_tokens: int, quantized: bool = False
 ) -> tuple[list[tuple[str, Any]], int]:
-    """Every kernel call, as (name, context), and the most bytes allocated. Computes nothing."""
+    """Every kernel call, as (name, context), and the peak of allocated bytes. Computes nothing."""
     g, options = layer.geometry, {"dtype": torch.bfloat16, "device": "meta"}
     queries, past = map(torch.tensor, zip(*chunks, strict=True))
     starts, lengths = torch.tensor([0, *queries.tolist()]).cumsum(0), queries + past
     on_device = torch.empty(len(chunks), 1, dtype=torch.int32, device="meta")
-    batch = prefill_batch(starts, lengths, on_device[:, 0], on_device, most)
+    batch = prefill_batch(starts, lengths, on_device[:, 0], on_device, max_tokens)
     tokens = int(starts[-1])
     query, output = (
         torch.empty(tokens, g.query_heads, size, **options) for size in (g.query_size, g.value_size)
@@ -105,48 +105,48 @@ def run(
     with (
         mock.patch("vllm_gac.kernels.gather_context._gather", Launcher()),
         mock.patch.multiple(prefill, attend=attend, copy_columns=lambda *_, **__: None),
-        MostHeld() as held,
+        PeakMemory() as held,
     ):
         prefill_attention(layer, query, key, value, cache, batch, output, scale, scale)
     assert sum(attended) == tokens
-    return calls, held.most
+    return calls, held.peak
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200))
 def test_runs_hold_every_sequence_once_and_no_more_than_they_may(
-    lengths: list[int], most: int
+    lengths: list[int], max_tokens: int
 ) -> None:
-    runs = list(runs_within(lengths, most))
+    runs = list(runs_within(lengths, max_tokens))
     assert [i for run in runs for i in range(run.start, run.stop)] == list(range(len(lengths)))
     for run in runs:
-        assert run.stop - run.start == 1 or sum(lengths[run]) <= most
+        assert run.stop - run.start == 1 or sum(lengths[run]) <= max_tokens
     for run, after in itertools.pairwise(runs):
-        assert sum(lengths[run]) + lengths[after.start] > most
+        assert sum(lengths[run]) + lengths[after.start] > max_tokens
 
 
 @given(CONTEXTS, st.integers(1, 900))
-def test_parts_make_up_the_batch(chunks: list[tuple[int, int]], most: int) -> None:
+def test_parts_make_up_the_batch(chunks: list[tuple[int, int]], max_tokens: int) -> None:
     """Each token, context and page is in one part, in order; each part is a valid batch."""
     queries, past = map(torch.tensor, zip(*chunks, strict=True))
     starts, lengths = torch.tensor([0, *queries.tolist()]).cumsum(0), queries + past
     table = torch.arange(2 * len(chunks)).view(-1, 2)
-    whole = prefill_batch(starts, lengths, lengths, table, most)
-    if not whole.parts:
-        assert whole.context_tokens <= most or len(chunks) == 1
+    batch = prefill_batch(starts, lengths, lengths, table, max_tokens)
+    if not batch.parts:
+        assert batch.context_tokens <= max_tokens or len(chunks) == 1
         return
     end = 0
-    for rows, part in whole.parts:
+    for rows, part in batch.parts:
         assert rows.start == end
         end = rows.stop
         assert part.query_starts[0] == part.context_starts[0] == 0
         assert part.query_starts[-1] == end - rows.start
         assert part.context_starts[-1] == part.context_tokens == part.lengths.sum()
-        assert part.context_tokens <= most or len(part.lengths) == 1
+        assert part.context_tokens <= max_tokens or len(part.lengths) == 1
         assert not part.parts
     assert end == int(starts[-1])
     for name in ("lengths", "block_table"):
-        joined = torch.cat([getattr(part, name) for _, part in whole.parts])
-        assert torch.equal(joined, getattr(whole, name))
+        joined = torch.cat([getattr(part, name) for _, part in batch.parts])
+        assert torch.equal(joined, getattr(batch, name))
 
 
 @settings(max_examples=40)
@@ -168,10 +168,10 @@ def test_no_step_allocates_more_than_is_reserved(
     chunks: list[tuple[int, int]], kind: tuple[CacheGeometry, str, bool]
 ) -> None:
     geometry, kernel, quantized = kind
-    layer, most = layer_of(geometry, kernel), 512
+    layer, max_tokens = layer_of(geometry, kernel), 512
     tokens = sum(new for new, _ in chunks)
-    reserved = prefill_bytes(layer, tokens, most, quantized, torch.bfloat16)
-    _, held = run(layer, chunks, most, quantized)
+    reserved = prefill_bytes(layer, tokens, max_tokens, quantized, torch.bfloat16)
+    _, held = run(layer, chunks, max_tokens, quantized)
     assert held <= reserved
 
 
@@ -186,11 +186,11 @@ def test_xformers_holds_one_result_at_a_time() -> None:
 
     with (
         mock.patch.object(torch.ops.aten, "_efficient_attention_forward", forward),
-        MostHeld() as held,
+        PeakMemory() as held,
     ):
         context = ContextLayout(tokens, starts=starts)
         attend("xformers", query, keys, values, starts, tokens, context, 0.1, None, output)
-    assert 0 < held.most <= kernel_bytes("xformers", tokens, heads, kv_heads, size, torch.bfloat16)
+    assert 0 < held.peak <= kernel_bytes("xformers", tokens, heads, kv_heads, size, torch.bfloat16)
 
 
 def test_memory_does_not_grow_with_the_number_of_sequences() -> None:
@@ -221,11 +221,7 @@ def test_rows_take_one_context_or_a_share_of_the_gpu(
     tokens = tokens_at_once(row, memory, longest, 256)
     assert tokens >= longest
     assert tokens * row == mebibytes * MIB
-
-
-def test_no_more_is_reserved_than_all_sequences_can_take() -> None:
-    assert tokens_at_once(2560, H200, 512, 4) == 2048
-    assert tokens_at_once(2560, H200, 500, 1) == 512
+    assert tokens_at_once(2560, H200, 512, 4) == 4 * 512  # all that four sequences can take
 
 
 def test_kernels_that_read_pages_gather_nothing() -> None:
@@ -314,11 +310,11 @@ def test_the_run_that_vllm_measures_allocates_what_prefill_may_need(
     """The measured run has no cache. Later dummy runs have one, and allocate nothing."""
     query, output = torch.empty(2, 1000, 32, 128, dtype=torch.bfloat16, device="meta")
     cache = torch.empty(0 if measured else 9)
-    with MostHeld() as held:
+    with PeakMemory() as held:
         impl.forward(None, query, query, query, cache, None, output)
     expected = prefill_bytes(impl.prefill_layer, 1000, 4096, quantized=False, dtype=torch.bfloat16)
     assert expected > 4096 * 4096
-    assert held.most == (expected if measured else 0)
+    assert held.peak == (expected if measured else 0)
     assert held.now == 0
 
 
@@ -349,9 +345,9 @@ def test_memory_stays_in_bounds_on_a_gpu(geometry: CacheGeometry, kernel: str, n
     key = torch.randn(count * new, g.value_heads, g.key_width, **options)
     value = torch.randn(count * new, g.value_heads, g.value_size, **options)
     output = torch.empty(count * new, g.query_heads, g.value_size, **options)
-    most = 1 << 17
+    max_tokens = 1 << 17
     starts = torch.arange(count + 1) * new
-    batch = prefill_batch(starts, lengths, lengths.int().cuda(), table, most)
+    batch = prefill_batch(starts, lengths, lengths.int().cuda(), table, max_tokens)
     assert len(batch.parts) == 10
     prefill_attention(layer, query, key, value, cache, batch, output)
     expected = output.clone()
@@ -361,7 +357,7 @@ def test_memory_stays_in_bounds_on_a_gpu(geometry: CacheGeometry, kernel: str, n
     before = torch.cuda.memory_allocated()
     prefill_attention(layer, query, key, value, cache, batch, output)
     held = torch.cuda.max_memory_allocated() - before
-    assert held <= prefill_bytes(layer, count * new, most, False, torch.bfloat16)
+    assert held <= prefill_bytes(layer, count * new, max_tokens, False, torch.bfloat16)
     assert torch.cuda.memory_reserved() < 2 * held + before + (64 << 20)
     alone = prefill_batch(torch.tensor([0, new]), lengths[:1], lengths[:1].int().cuda(), table[:1])
     for i in (0, count - 1):

@@ -16,17 +16,16 @@ def backend() -> ModuleType:
     return gpu_backend
 
 
-def step(queries: list[int], contexts: list[int]) -> Any:
-    """vLLM's description of a batch, decoding requests first."""
+def step(queries: list[int], contexts: list[int], on_host: list[int] | None = None) -> Any:
+    """vLLM's description of a batch, decoding requests first; `on_host` bounds `contexts`."""
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
     starts = torch.tensor([0, *queries]).cumsum(0).int()
-    lengths = torch.tensor(contexts, dtype=torch.int32)
     return CommonAttentionMetadata(
         query_start_loc=starts,
         query_start_loc_cpu=starts,
-        seq_lens=lengths,
-        seq_lens_cpu_upper_bound=lengths,
+        seq_lens=torch.tensor(contexts, dtype=torch.int32),
+        seq_lens_cpu_upper_bound=torch.tensor(on_host or contexts, dtype=torch.int32),
         num_reqs=len(queries),
         num_actual_tokens=sum(queries),
         max_query_len=max(queries),
@@ -85,21 +84,26 @@ def test_a_mixed_batch_is_split(backend: ModuleType) -> None:
     assert prefill.block_table.tolist() == [[8, 9, 10, 11], [12, 13, 14, 15]]
     assert (prefill.max_seqlen_q, prefill.max_seqlen_k) == (20, 30)
     assert prefill.context_tokens == 50
+    ((_, gathered),) = backend.step_of(step([1, 1, 20, 7], [50, 9, 20, 30]), 1, 40).prefills
+    assert [rows for rows, _ in gathered.parts] == [slice(0, 20), slice(20, 27)]
+    decoding = backend.step_of(step([1, 1], [50, 9]), 1, 0)
+    assert (decoding.prefills, decoding.decode_tokens) == ((), 2)
 
 
 @pytest.mark.parametrize(("contexts", "past"), [([20, 7], False), ([20, 8], True)])
-def test_whole_prompts_have_no_past(backend: ModuleType, contexts: list[int], past: bool) -> None:
+def test_prompts_that_begin_have_no_past(
+    backend: ModuleType, contexts: list[int], past: bool
+) -> None:
     ((_, prefill),) = backend.step_of(step([20, 7], contexts), 1, 0).prefills
     assert prefill.has_past == past
 
 
-def test_many_prompts_are_split_into_parts(backend: ModuleType) -> None:
-    """No part is larger than the kernels compiled ahead take; each prompt is in one part."""
+def test_many_prompts_are_split_into_batches(backend: ModuleType) -> None:
+    """No batch is larger than the kernels compiled ahead take; each prompt is in one of them."""
     queries = [1, 1, *(2 + i % 3 for i in range(600))]
     common = step(queries, [length + 5 for length in queries])
     batch = backend.step_of(common, 1, 0)
-    parts = [len(prefill.lengths) for _, prefill in batch.prefills]
-    assert parts == [256, 256, 88]
+    assert [len(prefill.lengths) for _, prefill in batch.prefills] == [256, 256, 88]
     end = 2
     for rows, prefill in batch.prefills:
         assert rows.start == end
@@ -112,34 +116,13 @@ def test_many_prompts_are_split_into_parts(backend: ModuleType) -> None:
     assert torch.equal(tables, common.block_table_tensor[2:])
 
 
-def test_long_contexts_are_gathered_in_parts(backend: ModuleType) -> None:
-    """No part exceeds the limit, and each prefilling request is in one part."""
-    common = step([1, 1, 20, 7, 3, 9], [50, 9, 20, 30, 49, 1])
-    ((rows, whole),) = backend.step_of(common, 1, 50).prefills
-    assert rows == slice(2, 41)
-    assert whole.lengths.tolist() == [20, 30, 49, 1]
-    assert [rows for rows, _ in whole.parts] == [slice(0, 27), slice(27, 39)]
-    assert [part.lengths.tolist() for _, part in whole.parts] == [[20, 30], [49, 1]]
-    assert [part.query_starts.tolist() for _, part in whole.parts] == [[0, 20, 27], [0, 3, 12]]
-    assert whole.parts[1][1].block_table[0].tolist() == [16, 17, 18, 19]
-
-
-def test_lengths_of_drafts_among_prompts_are_those_of_the_device(backend: ModuleType) -> None:
+def test_lengths_of_prompts_are_the_hosts_and_those_of_drafts_among_them_the_devices(
+    backend: ModuleType,
+) -> None:
     """The host's lengths of requests that verify drafts are bounds: all drafts may be accepted."""
-    common = step([1, 20, 5, 30], [50, 20, 40, 70])
-    common.seq_lens_cpu_upper_bound = torch.tensor([53, 20, 43, 70], dtype=torch.int32)
-    ((_, prefill),) = backend.step_of(common, 8, 0).prefills
-    assert prefill.context_starts.tolist() == [0, 20, 60, 130]
-
-
-def test_lengths_of_prompts_are_read_on_the_host(backend: ModuleType) -> None:
-    common = step([1, 5, 20, 30], [50, 40, 20, 70])
-    common.seq_lens_cpu_upper_bound = torch.tensor([53, 43, 21, 71], dtype=torch.int32)
-    ((_, prefill),) = backend.step_of(common, 8, 0).prefills
+    prompts_last = step([1, 5, 20, 30], [50, 40, 20, 70], on_host=[53, 43, 21, 71])
+    ((_, prefill),) = backend.step_of(prompts_last, 8, 0).prefills
     assert prefill.context_starts.tolist() == [0, 21, 92]
-
-
-def test_a_decoding_batch_has_no_prefill(backend: ModuleType) -> None:
-    batch = backend.step_of(step([1, 1], [50, 9]), 1, 0)
-    assert batch.prefills == ()
-    assert batch.decode_tokens == 2
+    drafts_between = step([1, 20, 5, 30], [50, 20, 40, 70], on_host=[53, 20, 43, 70])
+    ((_, prefill),) = backend.step_of(drafts_between, 8, 0).prefills
+    assert prefill.context_starts.tolist() == [0, 20, 60, 130]

@@ -1,5 +1,7 @@
-"""Our backend behind vLLM's own attention layer."""
+"""Which kernels a layer gets on a GPU, made up here, and on a CPU; our backend in vLLM's layer."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,20 +15,23 @@ from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from tests.kernels.interpreter import run_interpreted
-from vllm_gac.errors import GacError
+from vllm_gac.errors import GacError, ProfileError
 from vllm_gac.gpu.attention_choice import Gpu, Kernels
+from vllm_gac.gpu.profile_files import read_profile, write_profile
 from vllm_gac.layout.cache_geometry import CacheGeometry
+from vllm_gac.profiling.prefill import PrefillPlan, _entry
 from vllm_gac.serving.attention import gpu_backend, layer
 from vllm_gac.serving.plugin import register
 
-PLAIN = CacheGeometry(32, 128, 8, 128, 8, 128)
+EQUAL = CacheGeometry(32, 128, 8, 128, 8, 128)
+UNEQUAL = CacheGeometry(32, 96, 8, 96, 8, 64)
 ARGUMENTS = (32, 128, 0.1, 8, None, None, "auto")
 
 
 @pytest.mark.slow
 def test_the_backend_decodes_as_plain_torch_in_tritons_interpreter() -> None:
-    said = run_interpreted("tests.serving.attention.own_cases")
-    assert said.count("within half a percent") == 4
+    printed = run_interpreted("tests.serving.attention.gac_backend_cases")
+    assert printed.count("error below .5 %") == 4
 
 
 @pytest.fixture
@@ -40,9 +45,34 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_who_asks_for_it_gets_it_for_heads_that_vllm_serves_as_well() -> None:
-    assert layer.attention_kernels(PLAIN).backend == "stock"
-    assert layer.attention_kernels(PLAIN, gac_only=True) == Kernels("gac", "gac", "FA3", False)
+def test_without_a_profile_a_gpu_gets_defaults_or_the_requested_kernels() -> None:
+    assert layer.attention_kernels(EQUAL).backend == "stock"
+    assert layer.attention_kernels(EQUAL, gac_only=True) == Kernels("gac", "gac", "FA3", False)
+    assert layer.attention_kernels(UNEQUAL) == Kernels("gac", "gac", "FA4", False)
+    with pytest.raises(GacError, match=r"\(512, 64\).*Made Up 100"):
+        layer.attention_kernels(CacheGeometry(32, 512, 8, 512, 8, 64))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_loaders_profile_decides(tmp_path: Path) -> None:
+    times = [
+        _entry(PrefillPlan(96, 64), kernel, "fresh", time)
+        for kernel, time in (("FA3", 200.0), ("FA4", 250.0))
+    ]
+    profile = read_profile("h200").model_copy(update={"prefill_kernels": times})
+    write_profile(tmp_path / "profile.json", profile)
+    options = {"gpu": str(tmp_path / "profile.json")}
+    assert layer.attention_kernels(UNEQUAL, options) == Kernels("gac", "gac", "FA3", True)
+    with pytest.raises(ProfileError, match="h900"):
+        layer.attention_kernels(UNEQUAL, {"gpu": "h900"})
+
+
+def test_a_cpu_has_vllms_kernel_for_some_heads_and_the_reference_for_the_rest() -> None:
+    layer._attention_kernels.cache_clear()
+    assert layer.attention_kernels(EQUAL).prefill == "stock"
+    for geometry in (replace(EQUAL, form="latent"), UNEQUAL):
+        kernels = layer.attention_kernels(geometry)
+        assert kernels == Kernels("gac", "reference", "reference", False)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -55,21 +85,20 @@ def test_a_layer_without_geometry_has_the_heads_that_vllm_says(
     with set_current_vllm_config(config):
         impl = gpu_backend.GacImpl(*ARGUMENTS)
         assert checked == [config]
-        assert impl.geometry == PLAIN
+        assert impl.geometry == EQUAL
         assert impl.prefill == "FA3"
         assert not impl.supports_quant_query_input  # queries stay in 16 bits
-        unequal = CacheGeometry(32, 96, 8, 96, 8, 64)
-        gpu_backend.GacImpl(*ARGUMENTS, geometry=unequal, prefill="FA4")
+        gpu_backend.GacImpl(*ARGUMENTS, geometry=UNEQUAL, prefill="FA4")
     assert checked == [config]
 
 
 def test_rows_of_unequal_halves_are_refused() -> None:
-    impl = SimpleNamespace(geometry=PLAIN)
-    made: Any = SimpleNamespace(impl=impl, head_size=128, head_size_v=128)
-    gpu_backend._check_sizes("model.layers.3", made)
-    made.head_size_v = 64
+    impl = SimpleNamespace(geometry=EQUAL)
+    attention: Any = SimpleNamespace(impl=impl, head_size=128, head_size_v=128)
+    gpu_backend._check_sizes("model.layers.3", attention)
+    attention.head_size_v = 64
     with pytest.raises(GacError, match=r"^model\.layers\.3: .*128.*64"):
-        gpu_backend._check_sizes("model.layers.3", made)
+        gpu_backend._check_sizes("model.layers.3", attention)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +121,10 @@ def test_rows_of_unequal_halves_are_refused() -> None:
         ({"use_pcp": True}, ["PCP not supported"]),
     ],
 )
-def test_vllm_is_told_what_it_does(change: dict[str, Any], reasons: list[str]) -> None:
+def test_vllm_is_told_what_the_backend_supports(change: dict[str, Any], reasons: list[str]) -> None:
     register()
     backend = AttentionBackendEnum["GAC"].get_class()
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "head_size": 128,
         "dtype": torch.bfloat16,
         "kv_cache_dtype": "auto",
@@ -108,4 +137,4 @@ def test_vllm_is_told_what_it_does(change: dict[str, Any], reasons: list[str]) -
         "device_capability": DeviceCapability(9, 0),
         "attn_type": "decoder",
     }
-    assert backend.validate_configuration(**asked | change) == reasons
+    assert backend.validate_configuration(**requested | change) == reasons
