@@ -33,7 +33,7 @@ class Kernel:
 
 
 class Linear(LinearBase):
-    """A linear of these sizes, without what vLLM's own needs to be made."""
+    """A linear of these sizes, without what vLLM's constructor needs."""
 
     def __init__(self, **changed: Any) -> None:
         torch.nn.Module.__init__(self)
@@ -45,24 +45,24 @@ class Linear(LinearBase):
 
 
 def _is_fp8(
-    monkeypatch: pytest.MonkeyPatch, asked: bool = True, lora: Any = None, **of: Any
+    monkeypatch: pytest.MonkeyPatch, enabled: bool = True, lora: Any = None, **linear: Any
 ) -> Any:
     config = VllmConfig()
-    config.load_config.model_loader_extra_config = {} if asked else {"fused_fp8": False}
+    config.load_config.model_loader_extra_config = {} if enabled else {"fused_fp8": False}
     config.lora_config = lora
     monkeypatch.setattr(fp8_linear, "current_platform", SimpleNamespace(is_cuda=lambda: True))
     monkeypatch.setattr(fp8_linear, "fp8_kernel_of", lambda linear: Kernel())
     monkeypatch.setattr(gpu_limits, "is_hopper", lambda device: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     with set_current_vllm_config(config):
-        return Fp8Linear(Linear(**of)).is_fp8
+        return Fp8Linear(Linear(**linear)).is_fp8
 
 
 def test_only_plain_linears_take_quantized_inputs_unless_that_is_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert _is_fp8(monkeypatch)
-    assert not _is_fp8(monkeypatch, asked=False)
+    assert not _is_fp8(monkeypatch, enabled=False)
     assert not _is_fp8(monkeypatch, lora=LoRAConfig(max_lora_rank=8))
     for change in ({"bias": "bias"}, {"tp_size": 2}, {"input_size": 40}, {"output_size": 24},
                    {"input_size": 32768}):  # fmt: skip

@@ -1,7 +1,9 @@
-"""Which linears our kernel computes, and that linears beside each other are right without it."""
+"""Which linears and MLPs our kernels compute, and that all are right without them."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -9,13 +11,16 @@ from torch import nn
 
 pytest.importorskip("vllm")
 
+from vllm.config import KernelConfig, LoRAConfig, VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.model_loader import reload
 
-from vllm_gac.kernels import silu_mul
+from vllm_gac.kernels import silu_mul, swiglu
 from vllm_gac.kernels.skinny_gemm import launch as kernel
 from vllm_gac.serving.model import fused_linears
 from vllm_gac.serving.model.fused_linears import FusedLinears
 from vllm_gac.serving.model.linear import LowRankLinear, UpFactor, project, project_gated
+from vllm_gac.serving.model.llama import GacMLP
 
 SHAPES = ((6, 8), (4, 16), (5, 24))
 
@@ -34,6 +39,47 @@ class _Linear(nn.Module):
 
 def _launch(*shapes: tuple[int, int]) -> Any:
     return FusedLinears(*(_Linear(*shape) for shape in shapes))  # type: ignore[arg-type]
+
+
+class Quantized(UnquantizedLinearMethod):
+    """A quantization method that derives from vLLM's for plain linears."""
+
+
+@pytest.mark.parametrize(
+    ("change", "settings"),
+    [
+        ({}, {}),
+        ({"method": Quantized}, {}),
+        ({"bias": "bias"}, {}),
+        ({}, {"kernel_config": KernelConfig(linear_backend="cutlass")}),
+        ({"lora": LoRAConfig(max_lora_rank=8)}, {}),
+    ],
+)
+def test_a_linear_is_plain_if_it_only_multiplies_by_its_weight(
+    change: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    config = VllmConfig(**settings)
+    config.lora_config = change.get("lora")
+    method = change.get("method", UnquantizedLinearMethod)
+    with set_current_vllm_config(config):
+        linear: Any = SimpleNamespace(quant_method=method(), bias=change.get("bias"))
+        assert fused_linears.is_plain(linear) == (not change and not settings)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("faster", [True, False])
+def test_an_mlp_runs_gate_up_and_activation_in_one_kernel_if_it_is_faster(
+    plain: bool, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swiglu, "is_faster", lambda x, weight: faster)
+    monkeypatch.setattr(swiglu, "swiglu_linear", lambda x, weight: "one kernel")
+    mlp: Any = GacMLP.__new__(GacMLP)
+    nn.Module.__init__(mlp)
+    mlp.is_fused, mlp.is_plain = True, plain
+    mlp.gate_up_proj, mlp.act_fn = mock.Mock(return_value=("GEMM", None)), "{}, SwiGLU".format
+    for is_cuda in (True, False):
+        gated = mlp._gated(SimpleNamespace(is_cuda=is_cuda))
+        assert gated == ("one kernel" if is_cuda and plain and faster else "GEMM, SwiGLU")
 
 
 @pytest.fixture
@@ -194,12 +240,3 @@ class _Twice(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
         return 2 * self.inner(x)[0], None
-
-
-def test_projections_of_separate_linears_are_applied_one_by_one() -> None:
-    owner = nn.Module()
-    owner.gate, owner.up = _Linear(6, 8), _Linear(6, 8)
-    x = torch.randn(3, 8)
-    gate, up = project(owner, ("gate", "up"), x)
-    expected = nn.functional.silu(gate) * up
-    torch.testing.assert_close(project_gated(owner, ("gate", "up"), x, _swiglu), expected)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from packaging.requirements import Requirement
@@ -35,11 +35,24 @@ print([m for m in sys.modules if m.split(".")[0] in ("vllm", "torch", "transform
     assert _run(code) == "[]"
 
 
-def test_everything_is_registered_after_vllm_imports_its_registries() -> None:
-    code = """
+FIRST = [
+    "from vllm.model_executor.layers.quantization import get_quantization_config as g; g('fp8')",
+    "import vllm.model_executor.models.registry",
+    "import vllm.engine.arg_utils",
+    "import vllm_gac.serving.model.llama",
+    "import vllm_gac.serving.config.parser",
+]
+
+
+@pytest.mark.parametrize(
+    "first", ["", *(pytest.param(code, marks=pytest.mark.slow) for code in FIRST)]
+)
+def test_everything_is_registered_once_whatever_is_imported_first(first: str) -> None:
+    code = f"""
 from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.serving import plugin, registration
 plugin.register(); plugin.register()
+{first}
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER as loaders
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP as hooks
@@ -64,38 +77,10 @@ def test_backends_reach_a_process_that_has_registered_nothing() -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     pickled = [pickle.dumps(AttentionBackendEnum[name]) for name in registration.BACKENDS]
-    code = f"import pickle; print(*(pickle.loads(one).get_path() for one in {pickled!r}))"
+    code = f"import pickle; print(*(pickle.loads(x).get_path() for x in {pickled!r}))"
     assert _run(code).split() == list(registration.BACKENDS.values())
-    for name, one in zip(registration.BACKENDS, pickled, strict=True):
-        assert pickle.loads(one) is AttentionBackendEnum[name]
-
-
-FIRST = [
-    "from vllm.model_executor.layers.quantization import get_quantization_config as g; g('fp8')",
-    "import vllm.model_executor.models.registry",
-    "import vllm.engine.arg_utils",
-    "import vllm_gac.serving.model.llama",
-    "import vllm_gac.serving.config.parser",
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", FIRST)
-def test_everything_is_registered_whatever_is_imported_first(first: str) -> None:
-    code = f"""
-from vllm_gac.layout.families import ARCHITECTURE
-from vllm_gac.serving import plugin, registration
-plugin.register()
-{first}
-from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER as loaders
-from vllm.model_executor.models.config import MODELS_CONFIG_MAP as hooks
-from vllm.transformers_utils.config import get_config_parser
-from vllm.config.load import LoadConfig
-print(type(loaders["gac"](LoadConfig())).__name__, hooks[ARCHITECTURE].__name__,
-      type(get_config_parser("hf")).__name__, registration.registration_failures)
-"""
-    expected = "GacModelLoader GacConfigHook GacConfigParser {}"
-    assert _run(code).splitlines()[-1] == expected
+    for name, backend in zip(registration.BACKENDS, pickled, strict=True):
+        assert pickle.loads(backend) is AttentionBackendEnum[name]
 
 
 def test_a_failed_step_is_logged_and_raised_when_a_gac_model_is_requested(
@@ -131,13 +116,11 @@ def test_a_failed_step_is_logged_and_raised_when_a_gac_model_is_requested(
         ("dev", False),
     ],
 )
-def test_the_supported_releases_are_those_that_pip_is_asked_for(
-    version: str, supported: bool
-) -> None:
+def test_the_supported_releases_are_those_of_the_requirement(version: str, supported: bool) -> None:
     assert registration.is_supported(version) == supported
     if version != "dev":
-        wanted = Requirement(registration.REQUIREMENT).specifier
-        assert wanted.contains(version.removesuffix("rc1"), prereleases=True) == supported
+        required = Requirement(registration.REQUIREMENT).specifier
+        assert required.contains(version.removesuffix("rc1"), prereleases=True) == supported
 
 
 class VllmParser:
@@ -196,24 +179,20 @@ except Exception as e:
     assert "Import" not in raised
 
 
-@pytest.mark.parametrize("name", vllm_internals._ADAPTER_CHECKS)
-def test_adapters_are_fitted_before_the_check_that_a_release_has(name: str) -> None:
+@pytest.mark.parametrize("name", [*vllm_internals._ADAPTER_CHECKS, None])
+def test_adapters_are_fitted_before_the_check_that_a_release_has(name: str | None) -> None:
     called: list[str] = []
-    manager = SimpleNamespace(**{name: lambda adapter: called.append(f"checked {adapter}")})
+    manager: Any = SimpleNamespace()
+    if name is None:
+        with pytest.raises(VersionError, match="--enable-lora"):
+            vllm_internals.fit_before_validation(manager, called.append)
+        return
+    setattr(manager, name, lambda adapter: called.append(f"checked {adapter}"))
     vllm_internals.fit_before_validation(
-        manager,  # type: ignore[arg-type]
-        lambda adapter: called.append(f"fitted {adapter}"),
+        manager, lambda adapter: called.append(f"fitted {adapter}")
     )
-    getattr(manager, name)("one")
-    assert called == ["fitted one", "checked one"]
-
-
-def test_a_release_whose_adapters_cannot_be_fitted_is_refused() -> None:
-    with pytest.raises(VersionError, match="--enable-lora"):
-        vllm_internals.fit_before_validation(
-            SimpleNamespace(),  # type: ignore[arg-type]
-            lambda adapter: None,
-        )
+    getattr(manager, name)("adapter")
+    assert called == ["fitted adapter", "checked adapter"]
 
 
 def test_a_deferred_step_runs_after_the_import_and_not_on_find_spec(
