@@ -56,7 +56,7 @@ ALIGNED = [
 
 def write_model(directory: Path, layers: list[dict[str, Any]], **config: Any) -> ModelLayout:
     """Write a reproducible random bf16 model of `layers` with the demo model's tokenizer."""
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     raw = _config(layers, **config)
     layout = layout_of(raw)
     raw["head_dim"] = layout.cache_head_dim
