@@ -1,4 +1,4 @@
-"""A model with experts beside compressed attention is served, and what was not tried is refused."""
+"""A model with experts beside compressed attention is served; what was not tried is refused."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,18 +55,16 @@ def test_tensor_parallel_ranks_and_stages_answer_as_one_process(model: Path) -> 
     assert two.room == pytest.approx(2 * (1 << 30) / (4 * layout.kv_elements), rel=0.01)
 
 
-def _asked(**changes: Any) -> Any:
-    parallel = {"enable_expert_parallel": False, "enable_eplb": False, "enable_dbo": False}
-    parallel |= {"data_parallel_size": 1}
-    model = {"hf_config": SimpleNamespace(), "quantization": None, "quantization_config": None}
+def requested(
+    lora: object = None, parallel: dict[str, Any] | None = None, **model: Any
+) -> SimpleNamespace:
+    """The fields of VllmConfig that the check reads, with these values in place of defaults."""
+    flags = dict.fromkeys(("enable_expert_parallel", "enable_eplb", "enable_dbo"), False)
+    dense = {"hf_config": SimpleNamespace(), "quantization": None, "quantization_config": None}
     return SimpleNamespace(
-        lora_config=changes.get("lora_config"),
-        parallel_config=SimpleNamespace(
-            **parallel | {key: value for key, value in changes.items() if key in parallel}
-        ),
-        model_config=SimpleNamespace(
-            **model | {key: value for key, value in changes.items() if key in model}
-        ),
+        lora_config=lora,
+        parallel_config=SimpleNamespace(**flags | {"data_parallel_size": 1} | (parallel or {})),
+        model_config=SimpleNamespace(**dense | model),
     )
 
 
@@ -75,21 +73,23 @@ def _asked(**changes: Any) -> Any:
     [
         ({"quantization": "fp8_per_tensor"}, "--quantization"),
         ({"hf_config": SimpleNamespace(quantization_config={})}, "config.json: quantization_conf"),
-        ({"lora_config": "some"}, "--enable-lora"),
-        ({"enable_expert_parallel": True}, "--enable-expert-parallel"),
-        ({"enable_eplb": True}, "--enable-eplb"),
-        ({"enable_dbo": True}, "--enable-dbo"),
-        ({"data_parallel_size": 2}, "--data-parallel-size"),
+        ({"lora": "some"}, "--enable-lora"),
+        ({"parallel": {"enable_expert_parallel": True}}, "--enable-expert-parallel"),
+        ({"parallel": {"enable_eplb": True}}, "--enable-eplb"),
+        ({"parallel": {"enable_dbo": True}}, "--enable-dbo"),
+        ({"parallel": {"data_parallel_size": 2}}, "--data-parallel-size"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_options_that_were_not_tried_are_refused(changes: dict[str, Any], option: str) -> None:
+def test_options_that_were_not_tried_with_experts_are_refused(
+    changes: dict[str, Any], option: str
+) -> None:
     with pytest.raises(CheckpointError, match=f"{option}.*experts"):
-        check_experts(_asked(**changes), layout_of(RAW))
-    check_experts(_asked(), layout_of(RAW))
-    check_experts(_asked(**changes), layout_of(config()))  # which has no experts
+        check_experts(requested(**changes), layout_of(RAW))
+    check_experts(requested(), layout_of(RAW))
+    check_experts(requested(**changes), layout_of(config()))  # which has no experts
 
 
-def test_a_quantized_dense_model_is_refused(tmp_path: Path) -> None:
+def test_a_packed_dense_model_with_experts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="experts"):
         check_packed(tmp_path, layout_of(RAW), {"quant_method": "fp8"})

@@ -19,60 +19,50 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_KV_CACHE_LAYOUT", raising=False)
 
 
-def _chosen(**asked: Any) -> str | None:
-    settings = {
-        "cache_config": CacheConfig(),
-        "attention_config": AttentionConfig(),
-        "kv_transfer_config": None,
-        "speculative_config": None,
-    }
-    config: Any = SimpleNamespace(**settings | asked)
+def chosen(**requested: Any) -> str | None:
+    config = VllmConfig()
+    for name, value in requested.items():
+        setattr(config, name, value)
     cache_layout.choose_cache_layout(config)
     layout: str | None = config.cache_config.kv_cache_layout
     return layout
 
 
-def test_heads_come_first() -> None:
-    assert _chosen() == "LBHNC"
-
-
-def test_vllms_config_has_every_field_that_is_read() -> None:
-    config = VllmConfig()
-    cache_layout.choose_cache_layout(config)
-    assert config.cache_config.get_resolved_kv_cache_layout().is_block_contiguous
+FLEX = AttentionBackendEnum.FLEX_ATTENTION
 
 
 @pytest.mark.parametrize(
-    "asked",
+    ("requested", "layout"),
     [
-        {"kv_transfer_config": KVTransferConfig()},
-        {"cache_config": CacheConfig(kv_offloading_size=1.0)},
-        {"attention_config": AttentionConfig(backend=AttentionBackendEnum.FLEX_ATTENTION)},
-        {
-            "attention_config": AttentionConfig(
-                backend_per_kind={"full_attention": AttentionBackendEnum.FLEX_ATTENTION}
-            )
-        },
-        {"speculative_config": object()},
+        ({}, "LBHNC"),
+        # Another component may choose.
+        ({"kv_transfer_config": KVTransferConfig()}, None),
+        ({"cache_config": CacheConfig(kv_offloading_size=1.0)}, None),
+        ({"attention_config": AttentionConfig(backend=FLEX)}, None),
+        (
+            {"attention_config": AttentionConfig(backend_per_kind={"full_attention": FLEX})},
+            None,
+        ),
+        ({"speculative_config": object()}, None),
     ],
 )
-def test_vllm_decides_where_another_component_may_choose(asked: dict[str, Any]) -> None:
-    assert _chosen(**asked) is None
+def test_heads_come_first_unless_vllm_decides(requested: dict[str, Any], layout: str) -> None:
+    assert chosen(**requested) == layout
 
 
-@pytest.mark.parametrize("layout", ["NHD", "HND", *(known.name for known in KVCacheLayout)])
+@pytest.mark.parametrize("layout", ["NHD", "HND", *(layout.name for layout in KVCacheLayout)])
 def test_the_users_choice_is_kept_or_refused(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", layout)
     if layout in ("LHBNC", "BHLNC"):
         with pytest.raises(CheckpointError, match=rf"^VLLM_KV_CACHE_LAYOUT: .*{layout}"):
-            _chosen()
+            chosen()
     else:
-        assert _chosen() is None
+        assert chosen() is None
 
 
 def test_a_cpu_keeps_vllms_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_layout, "current_platform", SimpleNamespace(is_cuda=lambda: False))
-    assert _chosen() is None
+    assert chosen() is None
 
 
 @pytest.mark.parametrize("layout", KVCacheLayout)

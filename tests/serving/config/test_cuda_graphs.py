@@ -15,7 +15,7 @@ from vllm_gac.serving.config import cuda_graphs
 SWITCH = "VLLM_USE_BREAKABLE_CUDAGRAPH"
 
 
-def _asked(mode: object = None, eager: bool = False, level: int = 2, **graphs: object) -> Any:
+def requested(mode: object = None, eager: bool = False, level: int = 2, **graphs: object) -> Any:
     graphs = {
         "cudagraph_mode": None,
         "cudagraph_capture_sizes": None,
@@ -41,58 +41,52 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH)
 
 
-def test_a_model_is_captured_and_not_compiled() -> None:
-    config = _asked()
+@pytest.mark.parametrize(
+    ("graphs", "sizes"), [({}, [640, 768, 896, 1024]), ({"max_cudagraph_capture_size": 64}, None)]
+)
+def test_a_model_is_captured_in_the_users_sizes_or_ours_and_not_compiled(
+    graphs: dict[str, int], sizes: list[int] | None
+) -> None:
+    config = requested(**graphs)
     cuda_graphs.choose_cuda_graphs(config)
     assert os.environ[SWITCH] == "1"
-    assert config.compilation_config.cudagraph_capture_sizes[-4:] == [640, 768, 896, 1024]
-
-
-def test_the_users_capture_sizes_are_kept() -> None:
-    config = _asked(max_cudagraph_capture_size=64)
-    cuda_graphs.choose_cuda_graphs(config)
+    chosen = config.compilation_config.cudagraph_capture_sizes
+    assert chosen is sizes is None or chosen[-4:] == sizes
+    config.compilation_config.mode = CompilationMode.NONE  # as vLLM derives from the switch
+    cuda_graphs.choose_cuda_graphs(config)  # of a copy; it does not decide again
     assert os.environ[SWITCH] == "1"
-    assert config.compilation_config.cudagraph_capture_sizes is None
 
 
-@pytest.mark.parametrize("asked", [_asked(mode=3), _asked(eager=True), _asked(level=0)])
-def test_the_users_choice_is_kept(asked: Any) -> None:
-    cuda_graphs.choose_cuda_graphs(asked)
+@pytest.mark.parametrize("config", [requested(mode=3), requested(eager=True), requested(level=0)])
+def test_the_users_mode_is_kept(config: Any) -> None:
+    cuda_graphs.choose_cuda_graphs(config)
     assert SWITCH not in os.environ
 
 
 def test_a_switch_that_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")
-    cuda_graphs.choose_cuda_graphs(_asked())
+    cuda_graphs.choose_cuda_graphs(requested())
     assert os.environ[SWITCH] == "0"
 
 
 def test_an_engine_started_later_decides_anew() -> None:
-    cuda_graphs.choose_cuda_graphs(_asked())
-    again = _asked()
+    cuda_graphs.choose_cuda_graphs(requested())
+    again = requested()
     cuda_graphs.choose_cuda_graphs(again)
     assert os.environ[SWITCH] == "1"
     assert again.compilation_config.cudagraph_capture_sizes is not None
     # vLLM lets a switch that is on win over the mode.
-    cuda_graphs.choose_cuda_graphs(_asked(mode=CompilationMode.VLLM_COMPILE))
+    cuda_graphs.choose_cuda_graphs(requested(mode=CompilationMode.VLLM_COMPILE))
     assert SWITCH not in os.environ
-    cuda_graphs.choose_cuda_graphs(_asked())
+    cuda_graphs.choose_cuda_graphs(requested())
     os.environ[SWITCH] = "0"  # the user decides in the meantime
-    cuda_graphs.choose_cuda_graphs(_asked())
+    cuda_graphs.choose_cuda_graphs(requested())
     assert os.environ[SWITCH] == "0"
-
-
-def test_a_config_that_vllm_copies_is_not_decided_again() -> None:
-    config = _asked()
-    cuda_graphs.choose_cuda_graphs(config)
-    config.compilation_config.mode = CompilationMode.NONE  # as vLLM derives from the switch
-    cuda_graphs.choose_cuda_graphs(config)
-    assert os.environ[SWITCH] == "1"
 
 
 def test_a_cpu_has_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "current_platform", SimpleNamespace(is_cuda=lambda: False))
-    cuda_graphs.choose_cuda_graphs(_asked())
+    cuda_graphs.choose_cuda_graphs(requested())
     assert SWITCH not in os.environ
 
 

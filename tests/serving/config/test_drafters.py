@@ -42,7 +42,7 @@ def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "runner", "asked", "sentence"),
+    ("backend", "runner", "speculative", "named"),
     [
         ("GAC", V2, {"method": "ngram", **THREE}, None),
         ("GAC", V2, HIDDEN_STATES, None),
@@ -61,28 +61,28 @@ def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.parametrize("target", ["dense", "gac"])
-def test_no_drafter_gets_our_attention(
+def test_a_drafter_that_would_get_our_attention_is_refused(
     target: str,
     backend: Any,
     runner: str,
-    asked: dict[str, Any],
-    sentence: str | None,
+    speculative: dict[str, Any],
+    named: str | None,
     models: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
-    drafter = {"model": models["dense"]} if "model" in asked else {}
+    drafter = {"model": models["dense"]} if "model" in speculative else {}
     arguments = EngineArgs(
         model=models[target],
         attention_backend=backend,
-        speculative_config=asked | drafter,
+        speculative_config=speculative | drafter,
         dtype="bfloat16",
         skip_tokenizer_init=True,
     )
-    if sentence is None:
+    if named is None:
         arguments.create_engine_config()
     else:
-        with pytest.raises(ValueError, match=sentence):
+        with pytest.raises(ValueError, match=named):
             arguments.create_engine_config()
 
 

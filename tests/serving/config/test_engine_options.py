@@ -1,4 +1,7 @@
-"""Options that gac models do not support are refused before a GPU is touched."""
+"""Options that our attention or gac models do not support are refused before a GPU is touched.
+
+Those of a gac model, and those of a dense one with --attention-backend GAC.
+"""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,110 +14,163 @@ pytest.importorskip("vllm")
 
 from vllm.config import AttentionConfig, CacheConfig, ParallelConfig
 from vllm.config.offload import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from tests.serving.stubs import run_on
 from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.gpu.attention_choice import MAX_HEAD_SIZE
 from vllm_gac.layout.dims import KeyLayout, ModelLayout, ValueLayout, layout_of
-from vllm_gac.serving.config import engine_options
+from vllm_gac.layout.families import FAMILIES
+from vllm_gac.serving.config import cache_layout, engine_options
+from vllm_gac.serving.config.engine_options import check_engine_options, gac_backend_requested
+from vllm_gac.serving.config.foreign_code import ForeignCodeHook
 from vllm_gac.serving.loading import decode_fit
 from vllm_gac.serving.plugin import register
-from vllm_gac.serving.registration import BACKENDS
 
-MODULES = (engine_options, decode_fit)
+MODULES = (cache_layout, engine_options, decode_fit)
 
 
 @pytest.fixture(autouse=True)
-def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_on(monkeypatch, (9, 0), *MODULES)
-    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
-
-
-@pytest.fixture
-def registered() -> None:
+def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     register()
+    run_on(monkeypatch, (9, 0), *MODULES)
+    for name in ("VLLM_BATCH_INVARIANT", "VLLM_KV_CACHE_LAYOUT"):
+        monkeypatch.delenv(name, raising=False)
 
 
-def _asked(
+def requested(
     cache_dtype: Any = "auto",
+    *,
     drafted: int | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    attention: Any = None,
+    attention: dict[str, Any] | None = None,
     mfu: bool = False,
-    **parallel: int,
+    heads: int = 32,
+    sizes: dict[str, int] | None = None,
+    **model: Any,
 ) -> Any:
-    speculative = None
-    if drafted is not None:
-        speculative = SimpleNamespace(
-            method="ngram", num_speculative_tokens=drafted, attention_backend=None
-        )
+    """What vLLM makes of these options; `sizes` are of its ParallelConfig, `model` of its model."""
+    model_config = {
+        "model": "my-model",
+        "architecture": "LlamaForCausalLM",
+        "dtype": torch.bfloat16,
+        "hf_config": SimpleNamespace(),
+        "get_num_attention_heads": lambda parallel: heads,
+        "get_num_kv_heads": lambda parallel: 1,
+        "get_head_size": lambda: 128,
+    }
+    speculative = SimpleNamespace(
+        method="ngram", num_speculative_tokens=drafted, attention_backend=None
+    )
     return SimpleNamespace(
-        model_config=SimpleNamespace(dtype=dtype),
+        model_config=SimpleNamespace(**model_config | model),
         cache_config=CacheConfig(cache_dtype=cache_dtype),
-        parallel_config=SimpleNamespace(**vars(ParallelConfig()) | parallel),
-        speculative_config=speculative,
-        attention_config=attention or AttentionConfig(),
+        parallel_config=SimpleNamespace(**vars(ParallelConfig()) | (sizes or {})),
+        speculative_config=None if drafted is None else speculative,
+        attention_config=AttentionConfig(**attention or {}),
         observability_config=SimpleNamespace(enable_mfu_metrics=mfu),
+        kv_transfer_config=None,
+        use_v2_model_runner=True,
     )
 
 
-@pytest.mark.parametrize("dtype", engine_options.KV_CACHE_DTYPES)
-def test_supported_cache_dtypes_pass(dtype: str) -> None:
-    of_model = torch.float16 if dtype == "float16" else torch.bfloat16
-    engine_options.check_engine_options(_asked(dtype, dtype=of_model))
+def check_dense(cache_dtype: Any = "fp8", backend: str | None = "GAC", **options: Any) -> Any:
+    """Check what `vllm serve MODEL --attention-backend GAC` makes; returns it as it was changed."""
+    config = requested(cache_dtype, attention={"backend": backend}, **options)
+    ForeignCodeHook.verify_and_update_config(config)
+    return config
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
-        *({"dtype": dtype} for dtype in engine_options.DTYPES),
-        *({"drafted": tokens} for tokens in (None, 1, 7)),
+        *({"cache_dtype": dtype} for dtype in ("auto", "bfloat16", "fp8", "fp8_e4m3")),
+        {"cache_dtype": "float16", "dtype": torch.float16},
+        {"dtype": torch.float16},
+        *({"drafted": tokens} for tokens in (1, 7)),
     ],
     ids=str,
 )
-def test_half_precision_and_up_to_seven_drafted_tokens_pass(asked: dict[str, Any]) -> None:
-    engine_options.check_engine_options(_asked(**asked))
+def test_options_that_our_attention_supports_pass(options: dict[str, Any]) -> None:
+    check_engine_options(requested(**options))
+    check_dense(**options)
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({"cache_dtype": "float16"}, "float16.* --dtype .*bfloat16"),
-        (
-            {"cache_dtype": "bfloat16", "dtype": torch.float16},
-            "bfloat16.* --dtype .*float16",
-        ),
-        ({"cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype: .*fp8_e5m2"),
-        ({"dtype": torch.float32}, "--dtype: .*float32"),
-        ({"drafted": 8}, "num_speculative_tokens .*8"),
-    ],
-)
-def test_what_our_kernels_do_not_take_is_refused_on_a_gpu(
-    asked: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+# What our kernels do not take; the reference converts, and takes any number of tokens.
+ON_A_GPU: list[tuple[dict[str, Any], str]] = [
+    ({"cache_dtype": "float16"}, "^--kv-cache-dtype: .*float16.* --dtype .*bfloat16"),
+    ({"cache_dtype": "bfloat16", "dtype": torch.float16}, "bfloat16.* --dtype .*float16"),
+    ({"cache_dtype": "fp8_e5m2"}, "^--kv-cache-dtype: .*fp8_e5m2"),
+    ({"dtype": torch.float32}, "^--dtype: .*float32"),
+    ({"drafted": 8}, "num_speculative_tokens .*8"),
+]
+ANYWHERE: list[tuple[dict[str, Any], str]] = [
+    (
+        {"sizes": {"decode_context_parallel_size": 2}},
+        "^--decode-context-parallel-size: .*2",
+    ),
+    ({"sizes": {"prefill_context_parallel_size": 2}}, "^--prefill-context-parallel-size: .*2"),
+]
+
+
+@pytest.mark.parametrize(("options", "named"), ON_A_GPU + ANYWHERE)
+def test_options_that_our_attention_does_not_support_are_refused(
+    options: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(CheckpointError, match=said):
-        engine_options.check_engine_options(_asked(**asked))
-    # The reference converts and takes any number; other dtypes the backends there refuse.
+    with pytest.raises(CheckpointError, match=named):
+        check_engine_options(requested(**options))
+    with pytest.raises(CheckpointError, match=named):
+        check_dense(**options)
     run_on(monkeypatch, None, *MODULES)
-    engine_options.check_engine_options(_asked(**asked))
+    if (options, named) in ON_A_GPU:
+        check_engine_options(requested(**options))
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "named"),
     [
-        (
-            {"attention": AttentionConfig(use_non_causal=True)},
-            "^--attention-config: .*use_non_causal",
-        ),
+        ({"attention": {"use_non_causal": True}}, "^--attention-config: .*use_non_causal"),
         ({"mfu": True}, "^--enable-mfu-metrics"),
-        ({"decode_context_parallel_size": 2}, "--decode-context-parallel-size: .*2"),
-        ({"prefill_context_parallel_size": 2}, "--prefill-context-parallel-size: .*2"),
     ],
 )
-def test_what_no_backend_of_ours_does_is_refused(asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(CheckpointError, match=said):
-        engine_options.check_engine_options(_asked(**asked))
+def test_options_for_vllms_own_layers_are_refused_of_gac_models(
+    options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        check_engine_options(requested(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"architecture": "Gemma2ForCausalLM"}, "my-model.*Gemma2ForCausalLM"),
+        ({"architecture": "TransformersForCausalLM"}, "TransformersForCausalLM"),
+        (
+            {"hf_config": SimpleNamespace(dual_chunk_attention_config={"chunk_size": 8})},
+            "my-model.*dual_chunk_attention_config",
+        ),
+    ],
+)
+def test_dense_models_that_our_attention_does_not_serve_are_refused(
+    options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        check_dense(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("VLLM_BATCH_INVARIANT", "1"), ("VLLM_KV_CACHE_LAYOUT", "LHBNC")]
+)
+def test_variables_that_our_attention_does_not_honour_are_refused(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(CheckpointError, match=name):
+        check_dense()
+    if name == "VLLM_BATCH_INVARIANT":  # the other one is tests/serving/config/test_cache_layout.py
+        with pytest.raises(CheckpointError, match=name):
+            check_engine_options(requested())
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3"])
@@ -122,14 +178,75 @@ def test_fp8_caches_are_refused_where_triton_does_not_support_them(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_on(monkeypatch, (8, 0), *MODULES)
-    with pytest.raises(CheckpointError, match=rf"{dtype}.*8\.0"):
-        engine_options.check_engine_options(_asked(dtype))
-    engine_options.check_engine_options(_asked("bfloat16"))
+    for check in (lambda dtype: check_engine_options(requested(dtype)), check_dense):
+        with pytest.raises(CheckpointError, match=rf"{dtype}.*8\.0.*bfloat16"):
+            check(dtype)
+        check("auto")
     run_on(monkeypatch, (8, 9), *MODULES)
-    engine_options.check_engine_options(_asked(dtype))
+    check_engine_options(requested(dtype))
 
 
-def _latents(group: int, size: int) -> ModelLayout:
+# ---- --attention-backend ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["GAC", "gac"])
+def test_our_backend_is_named_by_one_flag(name: str) -> None:
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    args = parser.parse_args(["--attention-backend", name])
+    attention = AttentionConfig(backend=args.attention_backend)
+    assert gac_backend_requested(SimpleNamespace(attention_config=attention))  # type: ignore[arg-type]
+    assert attention.backend is not None
+    assert attention.backend.get_path().endswith("gpu_backend.GacBackend")
+
+
+def test_only_gac_may_be_named_for_all_layers_and_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gac: dict[str, Any] = {"backend": "GAC"}
+    others: list[dict[str, Any]] = [
+        {"backend": "GAC_REFERENCE"},
+        {"backend_per_kind": {"full_attention": "GAC"}},
+    ]
+    check_engine_options(requested(attention=gac))
+    for attention in others:
+        with pytest.raises(CheckpointError, match=r"^--attention-backend GAC"):
+            check_engine_options(requested(attention=attention))
+    run_on(monkeypatch, None, *MODULES)
+    for attention in (gac, *others):
+        with pytest.raises(CheckpointError, match=r"^--attention-backend GAC"):
+            check_engine_options(requested(attention=attention))
+
+
+def test_a_choice_of_kernels_that_our_layers_do_not_follow_is_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warnings: list[str] = []
+    logger = SimpleNamespace(warning=lambda text, *values: warnings.append(text % values))
+    monkeypatch.setattr(engine_options, "logger", logger)
+    check_engine_options(requested())
+    assert warnings == []
+    attention = {"backend": "TRITON_ATTN", "flash_attn_version": 2}
+    check_engine_options(requested(attention=attention))
+    assert warnings[0].startswith("TRITON_ATTN, FlashAttention 2")
+
+
+@pytest.mark.parametrize("architecture", [family.architecture for family in FAMILIES.values()])
+def test_a_dense_model_of_every_family_is_cached_head_by_head(architecture: str) -> None:
+    config = check_dense("auto", architecture=architecture)
+    assert config.cache_config.kv_cache_layout == "LBHNC"
+    for other in (None, "FLASH_ATTN"):  # then nothing is checked or changed
+        config = check_dense(backend=other, architecture=architecture, dtype=torch.float32)
+        assert config.cache_config.kv_cache_layout is None
+
+
+def test_a_dense_models_cache_that_the_checkpoint_scales_is_checked_as_fp8() -> None:
+    packed = {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}}
+    config = check_dense("auto", hf_config=SimpleNamespace(quantization_config=packed))
+    assert config.cache_config.cache_dtype == "fp8"
+
+
+# ---- what the GPU has room for ---------------------------------------------------------------
+
+
+def latents(group: int, size: int) -> ModelLayout:
     """Two layers; the second has latents of `size` for `group` KV heads each."""
     heads, layout = 8 // group, layout_of(config(
         hidden_size=4096,
@@ -144,56 +261,28 @@ def _latents(group: int, size: int) -> ModelLayout:
     return replace(layout, layers=(layout.layers[0], latent))
 
 
-def test_layers_too_large_for_the_gpu_are_refused_by_index(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    small, large = _latents(1, 96), _latents(2, 256)
-    decode_fit.check_decode_kernel(_asked(), small)
-    decode_fit.check_decode_kernel(_asked(), large)
+def test_heads_too_large_for_the_gpu_are_refused_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = latents(1, 96), latents(2, 256)
+    larger = replace(small, head_dim=MAX_HEAD_SIZE + 64)  # which no prefill kernel takes
+    for layout in (small, large):
+        decode_fit.check_decode_kernel(requested(), layout)
+    assert not decode_fit.fits_decode_kernel(larger, larger.layers[1])
     run_on(monkeypatch, (8, 9), *MODULES)
-    decode_fit.check_decode_kernel(_asked(), small)
-    with pytest.raises(CheckpointError, match=r"^layer 1: .*99 KB"):
-        decode_fit.check_decode_kernel(_asked(), large)
-    assert not decode_fit.fits_decode_kernel(large, large.layers[1])
     assert decode_fit.fits_decode_kernel(small, small.layers[1])
+    assert not decode_fit.fits_decode_kernel(large, large.layers[1])
+    decode_fit.check_decode_kernel(requested(), small)
+    with pytest.raises(CheckpointError, match=r"^layer 1: .*99 KB"):
+        decode_fit.check_decode_kernel(requested(), large)
+    check_dense(drafted=7)
+    with pytest.raises(CheckpointError, match=r"^--attention-backend GAC: .* 99 KB"):
+        check_dense(drafted=7, heads=48)
     run_on(monkeypatch, None, *MODULES)
-    decode_fit.check_decode_kernel(_asked(), large)
+    decode_fit.check_decode_kernel(requested(), large)
+    with pytest.raises(CheckpointError, match=r"^--attention-backend GAC: .* NVIDIA GPU"):
+        check_dense()
 
 
-def test_only_one_of_our_backends_can_be_asked_for_by_all_layers_and_on_a_gpu(
-    registered: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
-    gac, reference = (AttentionBackendEnum[name] for name in BACKENDS)
-    engine_options.check_engine_options(_asked(attention=AttentionConfig(backend=gac)))
-    others = (
-        AttentionConfig(backend=reference),
-        AttentionConfig(backend_per_kind={"full_attention": gac}),
-    )
-    for attention in others:
-        with pytest.raises(CheckpointError, match=r"^--attention-backend GAC"):
-            engine_options.check_engine_options(_asked(attention=attention))
-    run_on(monkeypatch, None, *MODULES)
-    for attention in (AttentionConfig(backend=gac), *others):
-        with pytest.raises(CheckpointError, match=r"^--attention-backend GAC"):
-            engine_options.check_engine_options(_asked(attention=attention))
-
-
-def test_a_choice_of_kernels_that_our_layers_do_not_follow_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[str] = []
-    logger = SimpleNamespace(warning=lambda text, *values: told.append(text % values))
-    monkeypatch.setattr(engine_options, "logger", logger)
-    engine_options.check_engine_options(_asked())
-    assert told == []
-    attention: Any = {"backend": "TRITON_ATTN", "flash_attn_version": 2}
-    engine_options.check_engine_options(_asked(attention=AttentionConfig(**attention)))
-    assert told[0].startswith("TRITON_ATTN, FlashAttention 2")
-
-
-def _offloaded(backend: Any = "auto", gigabytes: float = 4, group: int = 0) -> Any:
+def offloaded(backend: Any = "auto", gigabytes: float = 4, group: int = 0) -> Any:
     prefetch = PrefetchOffloadConfig(offload_group_size=group)
     uva = UVAOffloadConfig(cpu_offload_gb=gigabytes)
     return SimpleNamespace(offload_config=OffloadConfig(backend, uva=uva, prefetch=prefetch))
@@ -202,61 +291,53 @@ def _offloaded(backend: Any = "auto", gigabytes: float = 4, group: int = 0) -> A
 def test_latent_keys_whose_weights_are_lent_by_the_step_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    latents, dense = _latents(1, 96), _latents(1, 96)
-    dense = replace(dense, layers=dense.layers[:1])
+    compressed = latents(1, 96)
+    dense = replace(compressed, layers=compressed.layers[:1])
     monkeypatch.setattr(engine_options, "is_uva_available", lambda: True)
-    engine_options.check_offloading(_offloaded(), latents)
+    engine_options.check_offloading(offloaded(), compressed)
     monkeypatch.setenv("VLLM_WEIGHT_OFFLOADING_DISABLE_UVA", "1")
-    for lent in (_offloaded(), _offloaded("uva", group=2)):
+    for lent in (offloaded(), offloaded("uva", group=2)):
         with pytest.raises(CheckpointError, match=r"^--cpu-offload-gb: .* layer 1 "):
-            engine_options.check_offloading(lent, latents)
+            engine_options.check_offloading(lent, compressed)
         engine_options.check_offloading(lent, dense)
-    for other in (_offloaded(gigabytes=0), _offloaded("prefetch", group=2), _offloaded(group=2)):
-        engine_options.check_offloading(other, latents)
+    for other in (offloaded(gigabytes=0), offloaded("prefetch", group=2), offloaded(group=2)):
+        engine_options.check_offloading(other, compressed)
     run_on(monkeypatch, None, *MODULES)
-    engine_options.check_offloading(_offloaded(), latents)
+    engine_options.check_offloading(offloaded(), compressed)
 
 
-def test_batch_invariance_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    with pytest.raises(CheckpointError, match="VLLM_BATCH_INVARIANT"):
-        engine_options.check_engine_options(_asked())
+# ---- roles -----------------------------------------------------------------------------------
 
 
-def _model(runner: str = "generate", convert: str = "none", **overrides: str) -> Any:
-    return SimpleNamespace(
-        model="gac",
-        runner_type=runner,
-        convert_type=convert,
-        model_class_overrides=overrides,
-        hf_config=SimpleNamespace(),
-    )
-
-
-def test_a_gac_model_does_not_draft() -> None:
-    engine_options.check_role(_model())
-    with pytest.raises(CheckpointError, match="draft"):
-        engine_options.check_role(_model("draft"))
-
-
-def test_another_model_class_is_refused() -> None:
-    engine_options.check_role(_model(LlamaForCausalLM="mine:Llama"))
-    with pytest.raises(CheckpointError, match=r"--model-class-overrides: .*mine:Llama"):
-        engine_options.check_role(_model(GacLlamaForCausalLM="mine:Llama"))
-
-
-def test_a_gac_model_embeds_and_classifies_by_tokens_but_has_no_head() -> None:
-    engine_options.check_role(_model("pooling", "embed"))
-    by_tokens = _model("pooling", "classify")
-    with pytest.raises(CheckpointError, match="--convert classify"):
-        engine_options.check_role(by_tokens)
-    by_tokens.hf_config.classifier_from_token = ["no", "yes"]
-    engine_options.check_role(by_tokens)
-
-
-def test_heads_that_no_prefill_kernel_takes_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_on(monkeypatch, (9, 0), *MODULES)
-    fitting = _latents(1, 96)
-    assert decode_fit.fits_decode_kernel(fitting, fitting.layers[1])
-    larger = replace(fitting, head_dim=MAX_HEAD_SIZE + 64)
-    assert not decode_fit.fits_decode_kernel(larger, larger.layers[1])
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ({}, None),
+        ({"runner_type": "draft"}, "draft"),
+        ({"model_class_overrides": {"LlamaForCausalLM": "mine:Llama"}}, None),
+        (
+            {"model_class_overrides": {"GacLlamaForCausalLM": "mine:Llama"}},
+            "--model-class-overrides: .*mine:Llama",
+        ),
+        ({"runner_type": "pooling", "convert_type": "embed"}, None),
+        ({"runner_type": "pooling", "convert_type": "classify"}, "--convert classify"),
+        (
+            {
+                "runner_type": "pooling",
+                "convert_type": "classify",
+                "hf_config": SimpleNamespace(classifier_from_token=["no", "yes"]),
+            },
+            None,
+        ),
+    ],
+)
+def test_a_gac_model_neither_drafts_nor_has_a_head_or_another_class(
+    model: dict[str, Any], named: str | None
+) -> None:
+    generating = {"runner_type": "generate", "convert_type": "none", "model_class_overrides": {}}
+    model_config = requested(**generating | model).model_config
+    if named is None:
+        engine_options.check_role(model_config)
+    else:
+        with pytest.raises(CheckpointError, match=named):
+            engine_options.check_role(model_config)
