@@ -53,7 +53,7 @@ def test_the_gpu_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_gpu_is_asked_for_deterministic_products_before_its_first_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # PyTorch looks once, so `compress --heal` would fail if healing alone asked.
+    # PyTorch looks once, so healing after compressing would fail if healing alone asked.
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -24,7 +24,6 @@ OWN_MOUNTS = ("unshare", "--map-root-user", "--mount")
         pytest.param("compress", 7, 10, marks=pytest.mark.slow),
         pytest.param("heal", 11, 8, marks=pytest.mark.slow),
         pytest.param("loss", 29, 5, marks=pytest.mark.slow),
-        pytest.param("healed", 79, 2, marks=pytest.mark.slow),
         *((verb, 0, 1) for verb in ("compress", "import", "repair")),
         pytest.param("heal", 0, 1, marks=pytest.mark.slow),
     ],

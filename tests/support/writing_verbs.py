@@ -19,11 +19,6 @@ from tests.steps.heal.models import write_all
 from tests.support.dense_models import config, write, write_text
 
 _COMPRESS = ("compress", "dense", "--param-ratio", "0.8", "--max-tokens", "1024")
-_LOSS = (
-    *("compress", "dense", "--max-loss", "5%", "--held-out", "held-out.txt"),
-    *("--method", "heads,prune", "--max-tokens", "1536", "--sequence-length", "128"),
-    *("--calibration", "long.txt"),
-)
 # The words of each command line, without --out and what belongs to every run.
 VERBS: dict[str, tuple[str, ...]] = {
     "compress": (*_COMPRESS, "--sequence-length", "128", "--calibration", "long.txt"),
@@ -41,8 +36,11 @@ VERBS: dict[str, tuple[str, ...]] = {
     "plan": ("plan", "dense", "--param-ratio", "0.8"),
     "picture": ("plan", "dense", "--param-ratio", "0.8"),
     "profile": ("profile",),
-    "loss": _LOSS,
-    "healed": (*_LOSS, "--heal", "heal.txt", "--heal-tokens", "1024"),
+    "loss": (
+        *("compress", "dense", "--max-loss", "5%", "--held-out", "held-out.txt"),
+        *("--method", "heads,prune", "--max-tokens", "1536", "--sequence-length", "128"),
+        *("--calibration", "long.txt"),
+    ),
     "schedule": ("schedule", "traffic.yaml"),
     "report": ("report",),
 }
@@ -63,7 +61,6 @@ def write_inputs(directory: Path) -> None:
     write(directory / "dense", config())
     write_text(directory / "long.txt")
     write_text(directory / "held-out.txt", 30_000)
-    write_text(directory / "heal.txt", 6_000)
     write(directory / "unaligned", config(intermediate_size=93))
     write_low_rank(directory / "svd-llm", "svd-llm")
     write_all(directory)
@@ -94,7 +91,7 @@ def arguments(verb: str, out: Path, *more: str) -> list[str]:
         return [*VERBS[verb], str(out)]
     into = {"import": [str(out)], "picture": ["--plot", str(out)]}.get(verb, ["--out", str(out)])
     quiet = () if verb in ("plan", "picture") else ("--quiet",)
-    computes = ("compress", "loss", "healed", "heal", "calibrate")
+    computes = ("compress", "loss", "heal", "calibrate")
     device = ("--device", "cpu") if verb in computes else ()
     return [*VERBS[verb], *into, *quiet, *device, *more]
 

@@ -81,14 +81,6 @@ def add_parser(verbs: Verbs) -> None:
         help="what 'vllm-gac plan' has written, instead of budgets and methods; with --held-out, "
         "the loss that it was made for is measured",
     )
-    keep.add_argument(
-        "--heal",
-        nargs="+",
-        type=text_file,
-        metavar="FILE",
-        help="with --max-loss and --heal-tokens: text that is not held out, which each model is "
-        "healed on before it is measured",
-    )
     how = parser.add_argument_group("how to run")
     add_revision(how)
     how.add_argument(
@@ -132,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         revision=args.revision,
         resume=args.resume,
         **device_arguments(args),
-        **given(args, "calibration", "stats", "held_out", "heal"),
+        **given(args, "calibration", "stats", "held_out"),
     )
     dense, layout, reached = done.dense, done.layout, done.max_loss
     if args.json:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub import files_of
-from vllm_gac.steps.max_loss.attempt import Attempt
-from vllm_gac.steps.max_loss.record import record
+from vllm_gac.steps.max_loss.attempt import Attempt, record
 
 TRIES = [
     Attempt(0.0055, 0.0054, 0.83, 1.013, 1.009, 1.017, 40_000, []),
@@ -34,17 +33,6 @@ def test_what_was_tried_is_written_once_however_often_a_run_goes_on(model: Path)
     source = json.loads(written["config.json"])["gac"]["source"]["max_loss"]
     assert source["asked"] == 0.01
     assert source["measured"] == source["tried"][2]
-
-
-def test_a_healed_model_tells_both_losses(model: Path) -> None:
-    tries = [replace(TRIES[0], unhealed=1.021), TRIES[1]]
-    record(model, 0.02, tries[0], tries, heal_tokens=4096)
-    card = (model / "README.md").read_text()
-    assert "each after a healing on 4,096 tokens" in card
-    assert "| 0.0054 | 2.10 % | 1.30 % | 0.90 to 1.70 % | 83.0% | this model |" in card
-    assert "| 0.0029 |  | 0.60 % |" in card  # healing made it no better
-    recorded = json.loads((model / "config.json").read_text())["gac"]["source"]["max_loss"]
-    assert (recorded["measured"]["unhealed"], recorded["heal_tokens"]) == (1.021, 4096)
 
 
 def test_a_model_of_few_bytes_tells_its_bytes(model: Path) -> None:

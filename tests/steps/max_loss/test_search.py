@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,6 @@ from tests.support.dense_models import config, write, write_text
 from vllm_gac.planning.plan_file import Plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress.inputs import CompressInputs
-from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.max_loss.attempt import Attempt
 from vllm_gac.steps.max_loss.search import MAX_TRIES, next_expected
 
@@ -41,24 +39,12 @@ def test_a_model_that_loses_nothing_measurable_is_followed_by_a_faster_one() -> 
     assert 0.005 < after <= 4 * 0.005
 
 
-ASKED = ("--max-loss", "1%", "--held-out", "other.txt")
-HEALED = (*ASKED, "--heal-tokens", "999")
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (("--max-loss", "1%"), "--held-out"),
         (("--max-loss", "1%", "--held-out", "text.txt"), "text.txt"),
         (("--kv-ratio", "0.5", "--held-out", "o.txt"), "--held-out"),
-        (("--kv-ratio", "0.5", "--heal", "o.txt"), "--heal "),
-        ((*ASKED, "--heal-tokens", "999"), "--heal-tokens"),
-        ((*ASKED, "--heal", "text.txt"), "--heal-tokens"),
-        ((*HEALED, "--heal", "other.txt"), "other.txt"),
-        ((*HEALED, "--heal", "text.txt", "text.txt"), "--heal "),
-        ((*HEALED, "--heal", "none.txt"), "none.txt"),
-        ((*HEALED, "--heal", "short.txt"), "short.txt"),
-        ((*ASKED, "--heal", "text.txt", "--heal-tokens", "63"), "--heal-tokens 63"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -71,8 +57,6 @@ def test_what_cannot_be_measured_is_refused(
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "dense", config())
     write_text(tmp_path / "text.txt")
-    write_text(tmp_path / "other.txt", 999)
-    (tmp_path / "short.txt").write_text("few words")
     line = ("compress", "dense", "--out", "out", "--calibration", "text.txt", "--device", "cpu")
     assert said in error(capsys, *line, *args)
     assert not (tmp_path / "out.partial").exists()
@@ -86,15 +70,15 @@ def test_the_loss_that_a_plan_was_made_for_can_be_measured(
     texts = [write_text(tmp_path / f"{name}.txt", n) for name, n in (("text", 3000), ("held", 999))]
     options = ("--minimize", "bytes", "--decode-batch", 8)
     result(capsys, "plan", dense, "--max-loss", "1%", *options, "--out", plan)
-    how: dict[str, Any] = {"stats": None, "heal": ()}
-    inputs = CompressInputs.open(
-        dense, plan, CompressRequest(), calibration=texts[:1], held_out=texts[1:], **how
-    )
+
+    def opened(held_out: list[Path]) -> CompressInputs:
+        return CompressInputs.open(
+            dense, plan, calibration=texts[:1], stats=None, held_out=held_out
+        )
+
+    inputs = opened(texts[1:])
     request = PlanRequest(max_loss=0.01, minimize="bytes", decode_batch=8)
     assert isinstance(inputs.plan, PlanRequest)
     assert inputs.plan.record() == request.record()
     assert inputs.held_out == texts[1:]
-    alone = CompressInputs.open(
-        dense, plan, CompressRequest(), calibration=texts[:1], held_out=(), **how
-    )
-    assert isinstance(alone.plan, Plan)
+    assert isinstance(opened([]).plan, Plan)

@@ -29,7 +29,6 @@ from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.compress.write import write_compressed
 from vllm_gac.steps.evaluate.compare import Baseline
 from vllm_gac.steps.evaluate.measured_model import measure_model
-from vllm_gac.steps.max_loss.healed_attempts import HealingTries
 from vllm_gac.steps.max_loss.search import MAX_TRIES, search_max_loss
 from vllm_gac.steps.measurement import Measurement
 from vllm_gac.steps.model_run import Output
@@ -70,7 +69,6 @@ def compress(
     calibration: Sequence[str | Path] = (),
     stats: str | Path | None = None,
     held_out: Sequence[str | Path] = (),
-    heal: Sequence[str | Path] = (),
     revision: str | None = None,
     device: str | None = None,
     resume: bool = False,
@@ -94,8 +92,6 @@ def compress(
         stats: A statistics file that `calibrate` wrote, instead.
         held_out: Texts that were not calibrated on, to measure the loss on if the plan's request
             has a `max_loss`: models are written and measured, at most five, until one is near it.
-        heal: Texts, as of `heal`, that each of these models is healed on before it is measured, on
-            the request's `heal_tokens`. Empty: none is.
         revision: A branch, tag or commit of a model on the Hub. None: main.
         device: The torch device to compute on. None: the first GPU if there is one, else the CPU.
         resume: Whether to continue a run that was stopped.
@@ -108,7 +104,6 @@ def compress(
         CheckpointError: The model, the text or the statistics cannot be used, or `out`.partial
             holds the work of another run.
         PlanError: The plan or the budgets cannot be met, or no model is within the loss.
-        HealingError: There are too few `heal_tokens`, or there is too little memory to heal.
         DiskError: `out` exists, or the disk is full.
 
     Examples:
@@ -128,30 +123,19 @@ def compress(
     request, stats = request or CompressRequest(), None if stats is None else Path(stats)
     device = prepare_device(device)
     directory = model_directory(model, revision)
-    files = [directory, *given_files([*calibration, *held_out, *heal])]
+    files = [directory, *given_files([*calibration, *held_out])]
     files += [file for file in (stats, requested) if isinstance(file, Path)]
     output = Output(Path(out), "compress", files, resume)
     output.check()
     inputs = CompressInputs.open(
-        directory,
-        requested,
-        request,
-        calibration=calibration,
-        stats=stats,
-        held_out=held_out,
-        heal=heal,
+        directory, requested, calibration=calibration, stats=stats, held_out=held_out
     )
-    checkpoint, healing = inputs.checkpoint, None
-    if inputs.heal and (tokens := request.heal_tokens) is not None:
-        healing = HealingTries(
-            checkpoint, inputs.heal, tokens, request.sequence_length, device, progress
-        )
-        healing.check()
+    checkpoint = inputs.checkpoint
     with output.run({"device": device, **inputs.record, **record_of(request)}) as run:
         if run.finished:
             return _recorded(run.model, checkpoint)
         if isinstance(inputs.plan, PlanRequest) and inputs.held_out:
-            logger.info(_announced(checkpoint, inputs.plan, healing))
+            logger.info(_announced(checkpoint, inputs.plan))
         stats, calibrated_on = inputs.stats, None
         if inputs.calibration:
             stats, calibrated_on = run.work / "stats.safetensors", described(calibration)
@@ -184,7 +168,7 @@ def compress(
                     progress=progress,
                 )
                 chosen, reached = search_max_loss(
-                    checkpoint, chosen, stats, run.work, write, baseline.compare, healing
+                    checkpoint, chosen, stats, run.work, write, baseline.compare
                 )
             else:
                 chosen = measured_plan(checkpoint, stats, chosen)
@@ -203,9 +187,9 @@ def _recorded(out: Path, dense: Checkpoint) -> Compressed:
     return Compressed(dense.layout, planned_layout(dense, plan), plan, *measurements)
 
 
-def _announced(checkpoint: Checkpoint, request: PlanRequest, healing: HealingTries | None) -> str:
+def _announced(checkpoint: Checkpoint, request: PlanRequest) -> str:
     """What a run by a loss will cost and gain, before it starts."""
-    gain, healed = "other models would lose more by such a request, so it may not be met", ""
+    gain = "other models would lose more by such a request, so it may not be met"
     assert request.max_loss is not None
     with suppress(PlanError):
         plan = prior_plan(checkpoint, request)
@@ -219,10 +203,8 @@ def _announced(checkpoint: Checkpoint, request: PlanRequest, healing: HealingTri
             f"{request.minimize}"
         )
     sought = "fastest" if request.minimize == "time" else "smallest"
-    if healing is not None:
-        healed = f", each after a healing on {healing.tokens:,} tokens"
     return (
         f"the {sought} model whose perplexity is at most {request.max_loss:.2%} higher: one "
-        f"calibration, then up to {MAX_TRIES} models are written and measured{healed}; {gain}; "
+        f"calibration, then up to {MAX_TRIES} models are written and measured; {gain}; "
         f"this model's own losses decide (predicted for {request.deployment()})"
     )

@@ -19,7 +19,6 @@ from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.calibrate import StatsSpec
 from vllm_gac.steps.calibrate.text import calibration_texts, sha256_of, text_files
-from vllm_gac.steps.compress.request import CompressRequest
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,6 @@ class CompressInputs:
         stats: The statistics that were given; None if there are none, or nothing shrinks.
         calibration: The texts to measure them on; empty if that is not needed.
         held_out: The texts that the loss is measured on; empty if none was asked for.
-        heal: The texts that models are healed on before that; empty if none are healed.
         record: What tells a run that goes on whether these are still the same.
     """
 
@@ -45,7 +43,6 @@ class CompressInputs:
     stats: Path | None
     calibration: list[Path]
     held_out: list[Path]
-    heal: list[Path]
     record: dict[str, Any]
 
     @classmethod
@@ -53,12 +50,10 @@ class CompressInputs:
         cls,
         directory: Path,
         requested: PlanRequest | Plan | Path,
-        request: CompressRequest,
         *,
         calibration: Sequence[str | Path],
         stats: Path | None,
         held_out: Sequence[str | Path],
-        heal: Sequence[str | Path],
     ) -> "CompressInputs":
         """Open all of them.
 
@@ -77,14 +72,13 @@ class CompressInputs:
             raise CheckpointError("--calibration has no effect with --stats; give one of them")
         texts = calibration_texts(directory, calibration) if shrinks and stats is None else []
         measured_on = _held_out(directory, held_out, plan)
-        healed_on = _healed_on(heal, request.heal_tokens, by_loss=bool(measured_on))
         sums = {
             name: [sha256_of(text) for text in files]
-            for name, files in (
-                ("calibration", texts), ("held_out", measured_on), ("heal", healed_on)
-            )
-        }  # fmt: skip
-        _refuse_overlap(measured_on, sums)
+            for name, files in (("calibration", texts), ("held_out", measured_on))
+        }
+        for text, digest in zip(measured_on, sums["held_out"], strict=True):
+            if digest in sums["calibration"]:
+                raise CheckpointError(f"{text}: is calibrated on; give --held-out other text")
         record = {
             "model": fingerprint(checkpoint),
             "plan": plan.model_dump(mode="json") if isinstance(plan, Plan) else plan.record(),
@@ -98,7 +92,6 @@ class CompressInputs:
             stats if shrinks else None,
             texts,
             measured_on,
-            healed_on,
             record,
         )
 
@@ -174,31 +167,3 @@ def _held_out(model: Path, given: Sequence[str | Path], plan: Plan | PlanRequest
             "like the calibration's that is not part of it"
         )
     return [text]
-
-
-def _healed_on(given: Sequence[str | Path], tokens: int | None, by_loss: bool) -> list[Path]:
-    """The texts that models are healed on; empty if none are to be healed."""
-    if given and not by_loss:
-        raise CheckpointError(
-            "--heal has no effect without --max-loss; heal what was written with 'vllm-gac heal'"
-        )
-    if tokens is not None and not given:
-        raise CheckpointError("--heal-tokens has no effect without --heal FILE; give it, too")
-    if given and tokens is None:
-        raise CheckpointError(
-            "--heal: give --heal-tokens N, too; each model that is tried is trained on N tokens"
-        )
-    return text_files(given, "heal on")
-
-
-def _refuse_overlap(held_out: Sequence[Path], sums: dict[str, list[str]]) -> None:
-    """Raise CheckpointError if a text is measured and also fitted to, or is healed on twice."""
-    for text, digest in zip(held_out, sums["held_out"], strict=True):
-        for what, name in (("calibrated", "calibration"), ("healed", "heal")):
-            if digest in sums[name]:
-                raise CheckpointError(f"{text}: is {what} on; give --held-out other text")
-    if len(set(sums["heal"])) < len(sums["heal"]):
-        raise CheckpointError(
-            "a text is given to --heal twice; give it once, with more --heal-tokens for several "
-            "passes"
-        )

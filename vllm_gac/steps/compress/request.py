@@ -32,15 +32,6 @@ class CompressRequest:
             kind="switch",
         ),
     )
-    heal_tokens: int | None = field(
-        default=None,
-        metadata=option(
-            "--heal-tokens",
-            "with --heal: how many tokens each model is healed on, in several passes if there are "
-            "fewer",
-            kind="count",
-        ),
-    )
     max_tokens: int | None = field(default=None, metadata=MAX_TOKENS)
     sequence_length: int = field(default=512, metadata=SEQUENCE_LENGTH)
 

@@ -2,9 +2,8 @@
 
 A plan is made for an expected loss, the model is written and compared with the dense one on
 held-out text, and the next plan may lose more or less, until what is measured is near what was
-asked for. If models are to be healed, each is healed before it is measured. What was measured is
-kept in the workspace: a run that goes on begins with the model that was not measured yet, with what
-there is of it.
+asked for. What was measured is kept in the workspace: a run that goes on begins with the model that
+was not measured yet.
 """
 
 import logging
@@ -15,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from vllm_gac.checkpoint.atomic_files import copy_file, write_json
+from vllm_gac.checkpoint.atomic_files import write_json
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.writer import write_index
@@ -26,9 +25,7 @@ from vllm_gac.planning.problem import Problems
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.runs.workspace import remove_temporaries
 from vllm_gac.steps.evaluate.compare import MIN_WINDOWS, Comparison
-from vllm_gac.steps.max_loss.attempt import Attempt, described
-from vllm_gac.steps.max_loss.healed_attempts import HealingTries
-from vllm_gac.steps.max_loss.record import as_recorded, record
+from vllm_gac.steps.max_loss.attempt import Attempt, as_recorded, described, record
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +35,6 @@ _NEAR, _AIM = 0.9, 0.95
 # One try changes the expected loss by this factor at most.
 _MAX_STEP = 4.0
 _TRIES = "tries.json"
-# In the directory of a try: what the plan made, and what healing made of that.
-_WRITTEN, _HEALED = "model", "healed"
 
 
 class Write(Protocol):
@@ -55,13 +50,11 @@ def search_max_loss(
     workspace: Path,
     write: Write,
     measure: Callable[[Path], Comparison],
-    healing: HealingTries | None = None,
 ) -> tuple[Plan, dict[str, Any]]:
     """Write the fastest or smallest model that is measured to lose at most `request.max_loss`.
 
-    It becomes model/ in the `workspace`. With `healing`, models are healed before they are
-    measured. Returns its plan, and what config.json says of
-    the loss. Raises PlanError if no model is within the loss.
+    It becomes model/ in the `workspace`. Returns its plan, and what config.json says of the loss.
+    Raises PlanError if no model is within the loss.
     """
     assert request.max_loss is not None
     max_loss = math.log1p(request.max_loss)
@@ -73,16 +66,13 @@ def search_max_loss(
         if any(layers == before.layers for before in tries):
             break  # the allowed loss is between those of two plans that follow one another
         notes = {key: value for key, value in plan.notes.items() if key != "max_loss"}
-        directory = workspace / f"try-{len(tries)}"
-        (directory / _WRITTEN).mkdir(parents=True, exist_ok=True)
-        for begun in (directory, directory / _WRITTEN):
+        written = _written(workspace, len(tries))
+        written.mkdir(parents=True, exist_ok=True)
+        for begun in (written.parent, written):
             remove_temporaries(begun)  # of a run that was killed here
-        write(plan.model_copy(update={"notes": notes}), directory / _WRITTEN)
-        write_index(open_checkpoint(directory / _WRITTEN))
-        measured, unhealed = _measured(measure, directory / _WRITTEN), None
-        if healing is not None and healing.heal(directory / _WRITTEN, directory / _HEALED):
-            copy_file(directory / _WRITTEN / "plan.json", directory / _HEALED / "plan.json")
-            measured, unhealed = _measured(measure, directory / _HEALED), measured.ratio
+        write(plan.model_copy(update={"notes": notes}), written)
+        write_index(open_checkpoint(written))
+        measured = _measured(measure, written)
         assert plan.nanoseconds is not None
         assert plan.expected_loss is not None
         assert measured.interval is not None
@@ -96,7 +86,6 @@ def search_max_loss(
             high=measured.interval[1],
             tokens=measured.tokens,
             layers=layers,
-            unhealed=unhealed,
             bytes=None if held is None else held["used"] / held["dense"],
         )
         tries.append(attempt)
@@ -112,14 +101,13 @@ def search_max_loss(
             f"--max-loss {request.max_loss:.2%}: no model was measured to lose so little, with the "
             f"upper end of its interval ({tried}); allow more, or give more --held-out text"
         )
-    directory, model = _product(workspace, tries, best), workspace / "model"
-    heal_tokens = None if healing is None else healing.tokens
+    directory, model = _written(workspace, tries.index(best)), workspace / "model"
     if directory.exists():  # else it was moved before the run was stopped
         remove_temporaries(directory)  # of a run that was killed here
-        record(directory, request.max_loss, best, tries, heal_tokens)
+        record(directory, request.max_loss, best, tries)
         directory.rename(model)
     plan = read_plan(model / "plan.json", checkpoint)
-    return plan, as_recorded(request.max_loss, best, tries, heal_tokens)
+    return plan, as_recorded(request.max_loss, best, tries)
 
 
 def next_expected(max_loss: float, tries: Sequence[Attempt]) -> float | None:
@@ -172,13 +160,9 @@ def _measured(measure: Callable[[Path], Comparison], directory: Path) -> Compari
     return measurement
 
 
-def _product(workspace: Path, tries: Sequence[Attempt], attempt: Attempt) -> Path:
-    """The directory that was measured last of a try."""
-    return (
-        workspace
-        / f"try-{tries.index(attempt)}"
-        / (_WRITTEN if attempt.unhealed is None else _HEALED)
-    )
+def _written(workspace: Path, number: int) -> Path:
+    """The directory of the model that a try has written."""
+    return workspace / f"try-{number}" / "model"
 
 
 def _best(max_loss: float, tries: Sequence[Attempt]) -> Attempt | None:
