@@ -1,8 +1,6 @@
 """What is kept of a healing, and when it goes back or ends: decided by held-out text alone."""
 
-import math
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal, TypeAlias
 
 # After so many measurements in a row without progress, the best weights are taken up again at half
@@ -54,23 +52,6 @@ class Guard:
     stale: int = 0
     halvings: int = 0
     curve: list[tuple[int, float, float]] = field(default_factory=list)
-
-    def fault(self, step: int) -> str | None:
-        """Why this cannot be the guard of a run after `step` steps; None if it can."""
-        scores = (self.before, self.best)
-        finite = [self.teacher_loss, *(x for s in scores for x in (s.divergence, s.loss))]
-        measured = [0, *(at for at, _, _ in self.curve), step + 1]
-        if not all(map(math.isfinite, finite)):
-            return "a score that is not finite"
-        if not all(before < after for before, after in pairwise(measured)):
-            return f"measurements that are none of {step} steps, one after the other"
-        if not (0 <= self.best_step <= step and 0 <= self.begun <= step):
-            return f"best or begun at a step that is none of {step}"
-        if not (0 <= self.stale < _PATIENCE and 0 <= self.halvings <= _HALVINGS):
-            return f"{self.stale} measurements and {self.halvings} halvings without progress"
-        if not 0 < self.factor <= 1:
-            return f"a factor of {self.factor:g}"
-        return None
 
     def judge(self, step: int, score: Score) -> Verdict:
         """What to do with weights of this score after `step` steps."""

@@ -30,7 +30,6 @@ from vllm_gac.healing.adam import MOMENTS
 from vllm_gac.healing.guard import Guard
 
 _FORMAT = "2"
-_MAX_SAID = 1 << 20  # characters; a measurement has about 60
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -98,7 +97,9 @@ def read_state(
                     f"{path}: the state of another run; remove it to begin again, or resume with "
                     "what that run was begun with"
                 )
-            progress = _progress(path, metadata.get("state", ""), steps)
+            progress = TypeAdapter(Progress).validate_json(metadata.get("state", ""), strict=True)
+            if not 0 < progress.step <= steps:
+                raise _broken(path, f"after step {progress.step}, the run has {steps}")
             expected = {f"{kind}.{name}" for kind in progress.kinds for name in shapes}
             if set(file.keys()) != expected:
                 raise _broken(path, "has other tensors than its metadata says")
@@ -109,17 +110,6 @@ def read_state(
                     take(progress, kind, name, tensor)
     except (SafetensorError, ValidationError, OSError) as e:
         raise _broken(path, str(e).partition("\n")[0]) from e
-    return progress
-
-
-def _progress(path: Path, said: str, steps: int) -> Progress:
-    if len(said) > _MAX_SAID:
-        raise _broken(path, f"{len(said)} characters of metadata")
-    progress = TypeAdapter(Progress).validate_json(said, strict=True)
-    if not 0 < progress.step <= steps:
-        raise _broken(path, f"after step {progress.step}, the run has {steps}")
-    if fault := progress.guard.fault(progress.step):
-        raise _broken(path, f"it has {fault}")
     return progress
 
 

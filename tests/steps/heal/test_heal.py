@@ -50,7 +50,7 @@ def healed(directory: Path, out: str = "out", **options: Any) -> Healed:
 def test_the_divergence_falls_and_all_dims_stay(tmp_path: Path, kind: Any) -> None:
     student, _, _ = write_all(tmp_path)
     rank = 8 if kind == "lora" else None
-    done = healed(tmp_path, train=kind, lora_rank=rank, hidden_weight=0.1, temperature=2.0)
+    done = healed(tmp_path, train=kind, lora_rank=rank)
     assert done.after.divergence < 0.95 * done.before.divergence
     assert done.recovered > 0.05
     out = open_checkpoint(tmp_path / "out")
@@ -289,7 +289,6 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     write_all(tmp_path)
     for option, value, said in (
         ("learning_rate", float("nan"), "--learning-rate nan: expected a number from"),
-        ("temperature", 1e300, "--temperature 1e+300: expected a number from 0.01 to 100"),
         ("tokens", 1, "too few tokens to train on, 1: one step takes a whole sequence of 32"),
         ("lora_rank", 10**7, "--lora-rank 10000000: expected 1,000,000 at most"),
         ("batch_tokens", 10**9, "--batch-tokens 1000000000: one step would take more than"),
@@ -362,11 +361,6 @@ def test_a_rank_that_has_no_effect_is_said(
     write_all(tmp_path)
     healed(tmp_path, lora_rank=4)
     assert "--lora-rank 4" in caplog.text
-
-
-def test_the_old_word_for_full_is_taken_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    assert HealRequest(train="whole") == HealRequest(train="full")
-    assert "--train whole is now --train full" in caplog.text
 
 
 def test_a_rank_that_no_adapter_can_have_is_refused(tmp_path: Path) -> None:

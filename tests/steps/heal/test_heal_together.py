@@ -26,7 +26,6 @@ FEW: dict[str, Any] = {
     "batch_tokens": 256,
     "tokens": 1792,
     "learning_rate": 5e-3,
-    "hidden_weight": 0.1,
 }
 
 

@@ -205,8 +205,6 @@ def _models(
         teacher=Model(reference(dense, device=target), fixed),
         rest=weights.rest,
         processes=processes,
-        temperature=request.temperature,
-        hidden_weight=request.hidden_weight,
         mixed=processes.device.type == "cuda" and _is_bf16(weights),
         tokens_at_once=at_once,
     )
@@ -287,7 +285,7 @@ def _healed(guard: Guard, step_tokens: int, rank: int | None) -> Healed:
 def _entry(healed: Healed, inputs: HealInputs, request: HealRequest) -> dict[str, Any]:
     """What config.json says of the healing under "gac"."""
     recorded, teacher = record_of(request), inputs.teacher
-    kept = ("learning_rate", "train", "lora_rank", "temperature", "hidden_weight")
+    kept = ("learning_rate", "train", "lora_rank")
     return {
         "tool": f"vllm-gac {version()}",
         "teacher": base_model(teacher).name,

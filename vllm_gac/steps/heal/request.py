@@ -1,15 +1,12 @@
 """What a healing trains, and how."""
 
-import logging
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from vllm_gac.errors import HealingError
 from vllm_gac.options import option, refuse_unexpected
 
-logger = logging.getLogger(__name__)
-
-Train: TypeAlias = Literal["auto", "full", "lora", "whole"]
+Train: TypeAlias = Literal["auto", "full", "lora"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +23,10 @@ class HealRequest:
     Examples:
         >>> import vllm_gac
         >>> request = vllm_gac.HealRequest(tokens=1_000_000, train="lora")
-        >>> request.temperature, request.lora_rank is None
-        (1.0, True)
+        >>> request.sequence_length, request.lora_rank is None
+        (512, True)
     """
 
-    # The divergence at a temperature T is taken times T^2: far beyond these limits of numbers that
-    # overflows, or no gradient is left.
     tokens: int | None = field(
         default=None,
         metadata=option(
@@ -57,36 +52,14 @@ class HealRequest:
         metadata=option(
             "--train",
             "all weights of the layers, or adapters that are merged in the end; default: all if "
-            "the GPU has room for them; whole is the old word for full",
-            choices=("auto", "full", "lora", "whole"),
+            "the GPU has room for them",
+            choices=("auto", "full", "lora"),
         ),
     )
     lora_rank: int | None = field(
         default=None,
         metadata=option(
             "--lora-rank", "the rank of the adapters; default: 32", kind="count", maximum=10**6
-        ),
-    )
-    temperature: float = field(
-        default=1.0,
-        metadata=option(
-            "--temperature",
-            "what logits are divided by before they are compared; default: 1",
-            kind="number",
-            metavar="T",
-            minimum=0.01,
-            maximum=100,
-        ),
-    )
-    hidden_weight: float = field(
-        default=0.0,
-        metadata=option(
-            "--hidden-weight",
-            "weight of the distance between hidden states; default: they are not compared",
-            kind="number",
-            metavar="W",
-            minimum=0,
-            maximum=1e6,
         ),
     )
     batch_tokens: int | None = field(
@@ -114,8 +87,5 @@ class HealRequest:
     def __post_init__(self) -> None:
         """Refuse, by its flag, what no healing can be asked for."""
         refuse_unexpected(self, HealingError, by_flag=True)
-        if self.train == "whole":
-            logger.warning("--train whole is now --train full; the next release refuses whole")
-            object.__setattr__(self, "train", "full")
         if self.train == "full" and self.lora_rank is not None:
             raise HealingError("--lora-rank has no effect with --train full")
