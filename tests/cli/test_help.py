@@ -60,7 +60,6 @@ def test_help_of_compress_begins_with_what_most_need(
     [
         (("--align", "none"), "vllm-gac plan"),
         (("--sequence-length", "64"), "vllm-gac calibrate"),
-        (("--no-refit",), "--no-refit"),
     ],
 )
 def test_options_that_go_are_taken_with_a_warning(

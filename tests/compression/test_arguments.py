@@ -32,7 +32,6 @@ WRONG: dict[str, tuple[str, tuple[Any, ...]]] = {
     "max_tokens": ("--max-tokens", (*COUNTS, 0)),
     "sequence_length": ("--sequence-length", (*COUNTS, 0)),
     "revision": ("--revision", (7, b"main", "")),
-    "no_refit": ("--no-refit", (None, 1)),
     "methods": ("--method", ("heads", 7, [["heads"]], ("heads", "svd"), ())),
     "train": ("--train", ("both", 7)),
 }
@@ -40,7 +39,7 @@ TAKEN = {
     "calibrate": "device revision",
     "CalibrateRequest": "max_tokens sequence_length methods",
     "compress": "device revision",
-    "CompressRequest": "max_tokens sequence_length no_refit",
+    "CompressRequest": "max_tokens sequence_length",
     "evaluate": "device max_tokens sequence_length revision",
     "heal": "device revision",
     "HealRequest": "sequence_length train",

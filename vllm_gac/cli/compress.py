@@ -44,7 +44,6 @@ _MOVED_TO_PLAN = (
     "decode_context",
     "prefill_tokens",
 )
-_DEPRECATED = ("no_refit", "sequence_length")
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -89,7 +88,7 @@ def add_parser(verbs: Verbs) -> None:
         metavar="STATS.safetensors",
         help="what calibrate has measured, instead of --calibration",
     )
-    add_options(CompressRequest, {"": keep, "run": how}, _DEPRECATED)
+    add_options(CompressRequest, {"run": how}, ("sequence_length",))
     add_device(how)
     add_restart(how)
     add_json(how)
@@ -177,5 +176,3 @@ def _warn_of_deprecated(args: argparse.Namespace) -> None:
             "--sequence-length: the next release takes it in 'vllm-gac calibrate' alone; give what "
             "that writes to --stats"
         )
-    if args.no_refit:
-        logger.warning("--no-refit: goes with the next release; layers are always refitted")

@@ -84,7 +84,7 @@ def compress(
         out: The directory to write; it appears only when it is complete.
         plan: The budgets to plan for, and what the plan may use; or a plan whose dims are used:
             what `vllm_gac.plan` returned, or a file of it. None: nothing shrinks.
-        request: How dims become weights, and on how much text. None: a `CompressRequest` without
+        request: On how much text dims become weights. None: a `CompressRequest` without
             any option.
         calibration: Text files to measure statistics on, or data sets on the Hub,
             hf://datasets/ORGANIZATION/NAME. Empty: the text that comes with vllm-gac, Python's
@@ -149,7 +149,6 @@ def compress(
                 checkpoint,
                 plan,
                 directory,
-                request,
                 stats=stats,
                 device=device,
                 progress=progress,

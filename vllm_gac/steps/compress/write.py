@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,7 +27,6 @@ from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.steps.compress.refitting import Refitting
-from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.model_card import compressed_card
 from vllm_gac.steps.rewritten import write_files
 from vllm_gac.version import version
@@ -38,7 +36,6 @@ def write_compressed(
     checkpoint: Checkpoint,
     plan: Plan,
     directory: Path,
-    request: CompressRequest,
     *,
     stats: Path | None,
     device: str,
@@ -47,74 +44,74 @@ def write_compressed(
 ) -> None:
     """Write the model that `plan` makes from the dense model `checkpoint` into `directory`.
 
-    Shards that exist are not written again. `stats` may be None if nothing shrinks. Unless the
-    request says `no_refit`, layers are refitted on what the layers before really give them; what
-    that needs between two layers is kept beside `directory`. The card says what text the model was
-    `calibrated_on`, if that is known.
+    Shards that exist are not written again. `stats` may be None if nothing shrinks. Layers are
+    refitted on what the layers before really give them; what that needs between two layers is kept
+    beside `directory`. The card says what text the model was `calibrated_on`, if that is known.
     """
-    layout = planned_layout(checkpoint, plan)
+    dense, layout = checkpoint.layout, planned_layout(checkpoint, plan)
     measured: Measured | None = None
-    tokens = None
     if stats:
-        used = making(checkpoint.layout, layout)
+        used = making(dense, layout)
         measured = check_stats(
             stats,
-            checkpoint.layout,
+            dense,
             checkpoint.identity,
             needed=covariances_of(used),
             factorized=metrics_of(used),
         )
-        if not request.no_refit:
-            context = checkpoint.config.max_position_embeddings
-            tokens = read_tokens(stats, measured, checkpoint.layout, context)
-    inv_freq = inverse_frequencies(checkpoint.config.rope, checkpoint.layout.head_dim).to(device)
+        tokens = read_tokens(stats, measured, dense, checkpoint.config.max_position_embeddings)
+    inv_freq = inverse_frequencies(checkpoint.config.rope, dense.head_dim).to(device)
 
     def make_layer(index: int) -> Mapping[str, torch.Tensor]:
-        weights = read_layer(checkpoint.layout, read, index)
-        if layout.layers[index] == checkpoint.layout.layers[index]:
-            if refitting is not None:
-                refitting.keep(index, weights, refitting.unchanged(index, weights))
-            return weights
+        weights = read_layer(dense, read, index)
         if stats is None or measured is None:
+            if layout.layers[index] == dense.layers[index]:
+                return weights
             raise PlanError(f"layers.{index}: to shrink it, statistics are needed")
+        if layout.layers[index] == dense.layers[index]:
+            refitting.keep(index, weights, refitting.unchanged(index, weights))
+            return weights
         layer_stats = read_layer_stats(stats, measured, index, device)
         layer = MeasuredLayer(
-            checkpoint.layout,
+            dense,
             {name: tensor.to(device) for name, tensor in weights.items()},
             shrink_covariances(layer_stats, measured.tokens),
             inv_freq,
         )
         smaller = compress_layer(layer, layout.layers[index])
-        if refitting is None:
-            return _stored(layout, index, weights, smaller)
         fitted, leaves = refitting.refitted(index, layer.weights, smaller)
         stored = _stored(layout, index, weights, fitted)
         refitting.keep(index, stored, leaves)
         return stored
 
     with checkpoint.reader() as read, torch.inference_mode():
-        refitting = None
-        if tokens is not None:
+        if stats:
             model = reference(checkpoint, device=device)
             refitting = Refitting(model, layout, read, tokens, directory.parent)
         write_layer_shards(
             directory, layout, make_layer, read, description="compress", progress=progress
         )
-    card = compressed_card(checkpoint, plan, layout, measured, calibrated_on)
     source = {
         "tool": f"vllm-gac {version()}",
         "methods": plan.methods,
         # The only ways since there are no others; they tell models made before from one another.
         "whitening": "kfac",
         "prune_criterion": "obs",
-        "refitted": tokens is not None,
+        "refitted": stats is not None,
         "expected_loss": plan.expected_loss,
         **({"planned_for": types} if (types := plan.notes.get("types")) else {}),
         "plan_sha256": hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
         **checkpoint.identity,
         **base_model(checkpoint).recorded(),
     }
-    _write_auxiliary_files(checkpoint, plan, layout, source, card, directory)
+    config = {key: value for key, value in checkpoint.raw_config.items() if key != "auto_map"} | {
+        "architectures": [ARCHITECTURE],
+        "head_dim": layout.cache_head_dim,
+        "gac": layout.section(source),
+    }
+    write_json(directory / "plan.json", plan.model_dump(mode="json"))
+    card = compressed_card(checkpoint, plan, layout, measured, calibrated_on)
+    write_files(checkpoint.directory, directory, config, card)
 
 
 def _stored(
@@ -137,28 +134,3 @@ def _stored(
             )
         stored[name] = tensor
     return stored
-
-
-def _write_auxiliary_files(
-    checkpoint: Checkpoint,
-    plan: Plan,
-    layout: ModelLayout,
-    source: Mapping[str, Any],
-    card: str,
-    directory: Path,
-) -> None:
-    """Write the tokenizer and other auxiliary files, the plan, the config and the model `card`."""
-    write_json(directory / "plan.json", plan.model_dump(mode="json"))
-    write_files(checkpoint.directory, directory, _config(checkpoint, layout, source), card)
-
-
-def _config(
-    checkpoint: Checkpoint, layout: ModelLayout, source: Mapping[str, Any]
-) -> dict[str, Any]:
-    """config.json of the compressed model: that of the dense model, with changes."""
-    kept = {key: value for key, value in checkpoint.raw_config.items() if key != "auto_map"}
-    return kept | {
-        "architectures": [ARCHITECTURE],
-        "head_dim": layout.cache_head_dim,
-        "gac": layout.section(source),
-    }
