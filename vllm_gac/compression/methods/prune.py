@@ -153,11 +153,14 @@ def prune_order(
         take = cost.topk(min(block, left), largest=False).indices
         order.append(take)
         gone[take] = True
-        step = torch.linalg.solve(inverse[take][:, take], inverse[take])  # [block, width]
-        removed = weight[:, take]
-        added = (removed * torch.linalg.solve(inverse[take][:, take], removed.T).T).sum()
+        removed, rows = weight[:, take], inverse[take]
+        # For all channels [block, width], and for what is removed [block, hidden].
+        step, cost_of = torch.linalg.solve(rows[:, take], torch.cat((rows, removed.T), 1)).split(
+            (width, len(weight)), 1
+        )
+        added = (removed * cost_of.T).sum()
         costs.append((added / len(take)).expand(len(take)))
-        weight.addmm_(weight[:, take], step, alpha=-1)
+        weight.addmm_(removed, step, alpha=-1)
         inverse.addmm_(inverse[:, take], step, alpha=-1)
     return torch.cat(order), torch.cat(costs)
 
