@@ -13,6 +13,7 @@ from tests.support.dense_models import config, write, write_text
 from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
+from vllm_gac.compression.effort import Work
 from vllm_gac.compression.measured import STATISTICS, covariances_of, making
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import embed, layer_forward, layer_weights, reference
@@ -90,6 +91,16 @@ def test_a_stopped_run_goes_on_and_ends_in_the_same_bytes(
     assert appended == [0, 1, 1]
     assert (tmp_path / "stats").read_bytes() == (tmp_path / "undisturbed").read_bytes()
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_what_stays_on_the_device_changes_no_statistics(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrate(model, [text], tmp_path / "usual", RUN, progress=False)
+    # PyTorch's other name of the CPU stands for a GPU with room.
+    monkeypatch.setattr(Work, "home", lambda work, device, free: "cpu:0")
+    calibrate(model, [text], tmp_path / "stays", RUN, progress=False)
+    assert (tmp_path / "stays").read_bytes() == (tmp_path / "usual").read_bytes()
 
 
 def test_two_calibrations_at_once_are_refused(

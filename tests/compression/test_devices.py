@@ -133,6 +133,7 @@ def test_memory_and_disk_follow_from_the_shapes() -> None:
         probe_tokens=0,
         metrics=(),
         metric_tokens=0,
+        weight_bytes=0,
         file_bytes=18_500_000_000,
     )
     assert 8 < work.device_bytes / 2**30 < 11
@@ -154,9 +155,11 @@ def test_hidden_states_stay_on_a_gpu_that_has_room_beside_the_rest() -> None:
         probe_tokens=1 << 14,
         metrics=(),
         metric_tokens=0,
+        weight_bytes=16_000_000_000,
         file_bytes=0,
     )
-    needed = work.device_bytes + work.states_bytes
+    needed = work.resident_bytes
+    assert needed > 16_000_000_000 + work.states_bytes
     assert work.home("cuda:1", 2 * needed) == "cuda:1"
     assert work.home("cuda:1", needed) == "cpu"
     assert work.home("cpu", free_memory("cpu")) == "cpu"

@@ -25,6 +25,7 @@ class Work:
         probe_tokens: Tokens that probes run on, 0 for none.
         metrics: The side n of each metric [n, n] of a layer.
         metric_tokens: Tokens that they are measured on.
+        weight_bytes: Size of the model's weights.
         file_bytes: Size of the statistics file.
     """
 
@@ -35,6 +36,7 @@ class Work:
     probe_tokens: int
     metrics: tuple[int, ...]
     metric_tokens: int
+    weight_bytes: int
     file_bytes: int
 
     @property
@@ -68,12 +70,17 @@ class Work:
         """Most bytes in host memory beside hidden states: a covariance that is read or written."""
         return 4 * max(self.covariances, default=0) ** 2
 
+    @property
+    def resident_bytes(self) -> int:
+        """Most bytes on a GPU on which hidden states and weights stay."""
+        return self.device_bytes + self.states_bytes + self.weight_bytes
+
     def home(self, device: str, free: int) -> str:
-        """Where hidden states stay: on `device` if so many `free` bytes are enough, or the CPU.
+        """Where these stay: on `device` if so many `free` bytes are enough, or on the CPU.
 
         A quarter is left to the allocator and to the text's batches.
         """
-        return device if self.device_bytes + self.states_bytes <= free * 3 // 4 else "cpu"
+        return device if self.resident_bytes <= free * 3 // 4 else "cpu"
 
     @property
     def disk_bytes(self) -> int:
@@ -99,11 +106,9 @@ def announcement(work: Work, device: str, home: str) -> str:
     """One line about the text, the device, where hidden states stay, the memory and the disk."""
     on_gpu = torch.device(device).type != "cpu"
     where = f"{device} ({torch.cuda.get_device_name(device)})" if on_gpu else "the CPU"
-    host, gpu = work.copied_bytes, work.device_bytes
+    host, gpu = work.copied_bytes, work.resident_bytes
     if home == "cpu":
-        host += work.states_bytes
-    else:
-        gpu += work.states_bytes
+        host, gpu = host + work.states_bytes, work.device_bytes
     if on_gpu:
         memory = f"{_giga(gpu)} GB of the GPU's memory, {_giga(host)} GB of memory"
     else:

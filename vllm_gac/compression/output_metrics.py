@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from vllm_gac.checkpoint.open import TensorReader
 from vllm_gac.compression.backward import backward
 from vllm_gac.compression.methods.statistics import of_input
 from vllm_gac.compression.moments import second_moment, shrunk
@@ -23,7 +22,7 @@ from vllm_gac.compression.reference_model import Reference, batches, layer_forwa
 
 def measure_output_metrics(
     model: Reference,
-    read: TensorReader,
+    read: Callable[[str], torch.Tensor],
     tokens: torch.Tensor,
     linears: Sequence[str],
     keep: Callable[[int, Mapping[str, torch.Tensor]], object],

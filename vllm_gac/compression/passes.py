@@ -11,6 +11,7 @@ its probes lose and the hidden states, so that a run that was stopped continues 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -84,36 +85,35 @@ def measure_statistics(
             keep what the next layer needs.
         measured: What is measured.
         device: The torch device to compute on.
-        home: The torch device to keep hidden states on.
+        home: The torch device to keep hidden states on, and weights if it is a GPU.
         progress: Whether to show progress bars on stderr.
     """
-    run = _Run(checkpoint, tokens, held, file, measured, device, home, progress)
     if not file.begun:
         for index in range(len(checkpoint.layout.layers)):
             _metrics_path(file, index).unlink(missing_ok=True)
             _gradients_path(file, index).unlink(missing_ok=True)
         file.start()
-    _measure_metrics(run)
-    _measure_gradients(run)
-    file.finish({WHOLE: _stream(run), TOKENS: tokens, HELD: held})
+    with checkpoint.reader() as read_file:
+        # Five passes read the weights.
+        read = read_file if home == "cpu" else cache(lambda name: read_file(name).to(home))
+        model = reference(checkpoint, device=device, home=home)
+        run = _Run(model, read, tokens, held, file, measured, progress)
+        _measure_metrics(run)
+        _measure_gradients(run)
+        file.finish({WHOLE: _stream(run), TOKENS: tokens, HELD: held})
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
     """What each pass over the model needs."""
 
-    checkpoint: Checkpoint
+    model: Reference
+    read: Callable[[str], torch.Tensor]
     tokens: torch.Tensor  # [sequences, length]
     held: torch.Tensor
     file: StatsFile
     measured: Measured
-    device: str
-    home: str
     progress: bool
-
-    @property
-    def model(self) -> Reference:
-        return reference(self.checkpoint, device=self.device, home=self.home)
 
     @property
     def probed(self) -> torch.Tensor:
@@ -122,7 +122,7 @@ class _Run:
 
     def missing(self) -> range:
         """The layers that are not on disk yet."""
-        return range(self.file.whole_layers(), len(self.checkpoint.layout.layers))
+        return range(self.file.whole_layers(), len(self.model.layout.layers))
 
 
 def _measure_metrics(run: _Run) -> None:
@@ -140,8 +140,7 @@ def _measure_metrics(run: _Run) -> None:
 
     count = run.measured.metric_tokens // run.tokens.shape[1]
     some = run.tokens[evenly_spread(count, len(run.tokens))]
-    with run.checkpoint.reader() as read:
-        measure_output_metrics(run.model, read, some, linears, keep, progress=run.progress)
+    measure_output_metrics(run.model, run.read, some, linears, keep, progress=run.progress)
 
 
 def _measure_gradients(run: _Run) -> None:
@@ -156,8 +155,7 @@ def _measure_gradients(run: _Run) -> None:
     def keep(index: int, gradients: torch.Tensor) -> None:
         write_tensors(_gradients_path(file, index), {"gradients": gradients.cpu()})
 
-    with run.checkpoint.reader() as read:
-        measure_gradients(run.model, read, run.probed, keep, progress=run.progress)
+    measure_gradients(run.model, run.read, run.probed, keep, progress=run.progress)
 
 
 def _stream(run: _Run) -> torch.Tensor:
@@ -165,17 +163,13 @@ def _stream(run: _Run) -> torch.Tensor:
 
     Returns what the whole models of each probe lose, [probes, sequences].
     """
-    file, measured, model = run.file, run.measured, run.model
+    file, measured, model, read = run.file, run.measured, run.model, run.read
     layers, compressors = len(model.layout.layers), measured.compressors(model.layout)
     tried, rows = probes(model.layout, measured.methods), whole_sequences(len(run.probed))
     done = file.whole_layers()
     done = done if _hidden_path(file, done).exists() else 0
     written: Future[None] | None = None
-    with (
-        run.checkpoint.reader() as read,
-        torch.inference_mode(),
-        ThreadPoolExecutor(1) as writer,
-    ):
+    with torch.inference_mode(), ThreadPoolExecutor(1) as writer:
         if done:
             size = model.layout.hidden_size
             shapes = {
@@ -252,10 +246,10 @@ def _read_metrics(run: _Run, index: int, linears: Sequence[str]) -> dict[str, to
     """The metrics of `linears` in layer `index` by `metric_of`, fp64."""
     if not linears:
         return {}
-    shapes = metric_shapes(run.checkpoint.layout)
+    shapes = metric_shapes(run.model.layout)
     expected = {metric_of(name): shapes[name] for name in linears}
     stored = kept_tensors(_metrics_path(run.file, index), expected)
-    return {name: tensor.to(run.device, torch.float64) for name, tensor in stored.items()}
+    return {name: tensor.to(run.model.device, torch.float64) for name, tensor in stored.items()}
 
 
 def _metrics_path(file: StatsFile, layer: int) -> Path:

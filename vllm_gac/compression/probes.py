@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch.nn.functional import kl_div
 
-from vllm_gac.checkpoint.open import TensorReader
 from vllm_gac.compression.backward import ROWS, backward
 from vllm_gac.compression.methods.base import MeasuredLayer, Probe
 from vllm_gac.compression.methods.compress_layer import compress_layer
@@ -61,7 +60,7 @@ def positions(length: int) -> torch.Tensor:
 
 def measure_gradients(
     model: Reference,
-    read: TensorReader,
+    read: Callable[[str], torch.Tensor],
     tokens: torch.Tensor,
     keep: Callable[[int, torch.Tensor], object],
     *,
@@ -157,7 +156,7 @@ def measure_layer(
 
 
 def divergences(
-    model: Reference, read: TensorReader, dense: torch.Tensor, small: torch.Tensor
+    model: Reference, read: Callable[[str], torch.Tensor], dense: torch.Tensor, small: torch.Tensor
 ) -> torch.Tensor:
     """How far the predictions of smaller models diverge from the dense one's.
 

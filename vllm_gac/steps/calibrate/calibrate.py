@@ -2,12 +2,14 @@
 
 import hashlib
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, open_dense
 from vllm_gac.compression.devices import free_memory, prepare_device
@@ -179,7 +181,7 @@ def write_statistics(
         file = stats_file(workspace / "stats.safetensors", checkpoint.layout, measured)
         if tokens.numel() < _FEW * width and not checkpoint.layout.experts:
             logger.warning(_few_tokens(tokens.numel(), width))
-        work = work_of(checkpoint.layout, file, measured)
+        work = work_of(checkpoint, file, measured)
         home = work.home(device, free_memory(device))
         logger.info(announcement(work, device, home))
         measure_statistics(checkpoint, tokens, held, file, measured, device, home, progress)
@@ -224,8 +226,10 @@ def _few_tokens(tokens: int, width: int) -> str:
     )
 
 
-def work_of(layout: ModelLayout, file: StatsFile, measured: Measured) -> Work:
+def work_of(checkpoint: Checkpoint, file: StatsFile, measured: Measured) -> Work:
     """What it takes to measure the statistics `file`."""
+    layout = checkpoint.layout
+    weights = (checkpoint.tensors[name] for name in layout.tensors())
     return Work(
         layout=layout,
         tokens=measured.tokens,
@@ -234,6 +238,7 @@ def work_of(layout: ModelLayout, file: StatsFile, measured: Measured) -> Work:
         probe_tokens=measured.probe_tokens,
         metrics=tuple(measured.metric_sizes(layout)),
         metric_tokens=measured.metric_tokens,
+        weight_bytes=sum(DTYPES[x.dtype].bytes * math.prod(x.shape) for x in weights),
         file_bytes=file.size,
     )
 
