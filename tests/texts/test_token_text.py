@@ -1,5 +1,6 @@
 """Texts as tokens: all of them, the first ones of each text, or spread over the texts."""
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,3 +115,34 @@ def test_what_gives_no_tokens_is_refused(model: Path) -> None:
         calibration_sequences(model, [empty], length=8, max_tokens=0)
     with pytest.raises(CheckpointError, match=r"text\.txt"):
         windows(model, "text.txt", length=8, max_tokens=None)
+
+
+@pytest.mark.parametrize("by", ["tokenizer", "template"])
+def test_every_window_begins_as_a_prompt_does(by: str, model: Path) -> None:
+    """Where a model of many layers has its massive activations; elsewhere a window is no prompt."""
+    file = model / "tokenizer.json"
+    library = Tokenizer.from_file(str(file))
+    library.add_special_tokens(["<s>"])
+    first = library.token_to_id("<s>")
+    if by == "tokenizer":
+        library.post_processor = TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", first)]
+        )
+    else:
+        template = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "<s>{{ 1 }}"}
+        (model / "tokenizer_config.json").write_text(json.dumps(template))
+    library.save(str(file))
+    text = write_text(model / "text", 950)
+    ((_, (full, last)),) = windows(model, [text], length=100, max_tokens=None)
+    assert (full[:, 0] == first).all()
+    assert last[0, 0] == first
+    body = torch.cat([full[:, 1:].flatten(), last[0, 1:]]).tolist()
+    assert body == library.encode(text.read_text(), add_special_tokens=False).ids
+    sequences = calibration_sequences(model, [text], length=100, max_tokens=10_000)
+    assert torch.equal(sequences, full)
+
+
+def test_a_template_that_begins_with_words_gives_no_first_token(model: Path) -> None:
+    template = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "User: {{ 1 }}"}
+    (model / "tokenizer_config.json").write_text(json.dumps(template))
+    assert ModelTokenizer(model).first_token is None

@@ -13,7 +13,12 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.hub_texts import local_texts
 from vllm_gac.texts.rows import has_rows
 from vllm_gac.texts.text_files import Document, plain_text, row_documents
-from vllm_gac.texts.token_text import enough_characters, evenly_spread, token_ids
+from vllm_gac.texts.token_text import (
+    enough_characters,
+    evenly_spread,
+    split_windows,
+    token_ids,
+)
 from vllm_gac.texts.tokenizer import ModelTokenizer
 
 # One document in so many is set aside.
@@ -74,7 +79,7 @@ def split_documents(documents: Iterable[Document]) -> tuple[list[Document], list
 def pack_documents(
     tokenizer: ModelTokenizer, documents: Sequence[Document], *, length: int, max_tokens: int
 ) -> torch.Tensor:
-    """Token ids [count, length] of `documents`, joined and cut; count * length <= `max_tokens`.
+    """Token ids [count, length] of `documents`, joined and split; count * length <= `max_tokens`.
 
     At least one window is given. If there are more than `max_tokens`, they are spread evenly.
 
@@ -83,14 +88,14 @@ def pack_documents(
     """
     blocks = (block for document in documents for block in document.blocks())
     ids = torch.cat([torch.empty(0, dtype=torch.int64), *token_ids(tokenizer, blocks)])
-    count = len(ids) // length
-    if not count:
+    windows = [window for window in split_windows(tokenizer, ids, length) if len(window) == length]
+    if not windows:
         raise CheckpointError(
             f"{documents[0].name if documents else 'no documents'}: {len(documents)} documents of "
             f"{len(ids)} tokens, {length} are needed; give more text or shorter sequences"
         )
-    wanted = min(count, max(1, max_tokens // length))
-    return ids[: count * length].view(count, length)[evenly_spread(wanted, count)]
+    count = min(len(windows), max(1, max_tokens // length))
+    return torch.stack([windows[i] for i in evenly_spread(count, len(windows))])
 
 
 def split_sequences(

@@ -65,9 +65,10 @@ def calibration_sequences(
         characters = enough_characters(max_tokens)
     tokenizer = ModelTokenizer(model)
     parts = [
-        ids[start : start + length]
-        for ids in (_encode(tokenizer, path, characters) for path in local_texts(texts))
-        for start in range(0, len(ids) - length + 1, length)
+        window
+        for path in local_texts(texts)
+        for window in split_windows(tokenizer, _encode(tokenizer, path, characters), length)
+        if len(window) == length
     ]
     if not parts:
         raise CheckpointError(
@@ -112,12 +113,36 @@ def windows(
     counts = [len(of) for of in ids]
     by_text = []
     for path, of, share in zip(paths, ids, _shares(counts, max_tokens), strict=True):
-        in_windows = share // length * length
-        parts = of[:in_windows].view(-1, length), of[None, in_windows:share]
-        by_text.append(TextWindows(as_given(path), [p for p in parts if len(p) and p.shape[1] > 1]))
+        *full, last = split_windows(tokenizer, of[:share], length)
+        if len(last) == length:
+            full, last = [*full, last], last[:0]
+        parts = [torch.stack(full)] if full else []
+        parts += [last[None]] if len(last) > 1 else []
+        by_text.append(TextWindows(as_given(path), parts))
     if not any(each.windows for each in by_text):
         raise CheckpointError(f"{_names(texts)}: fewer than 2 tokens")
     return by_text
+
+
+def split_windows(tokenizer: ModelTokenizer, ids: torch.Tensor, length: int) -> list[torch.Tensor]:
+    """Split token ids [n] into windows of `length`, and one of what is left, which may be empty.
+
+    Each begins with the tokenizer's first token, as served prompts do. Many models put the
+    activations that all later tokens attend to on the first token of a sequence (Sun et al.,
+    "Massive Activations in Large Language Models", COLM 2024). After some tokens that no prompt
+    begins with, such as a digit, they are on the second one or nowhere, and what a small change of
+    the weights does to such a window says nothing about any other.
+    """
+    first = tokenizer.first_token if length > 1 else None
+    if first is None:
+        return list(torch.split(ids, length))
+    windows, at = [], 0
+    while at < len(ids):
+        begun = int(ids[at]) == first
+        taken = ids[at : at + length - (not begun)]
+        windows.append(taken if begun else torch.cat([ids.new_tensor([first]), taken]))
+        at += len(taken)
+    return windows or [ids]
 
 
 def vocabulary(model: Path) -> dict[str, int]:

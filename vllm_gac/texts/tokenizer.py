@@ -59,6 +59,26 @@ class ModelTokenizer:
         with _faults_named(self._model):
             return torch.tensor(_ids(self._tokenizer, text, begins), dtype=torch.int64)
 
+    @functools.cached_property
+    def first_token(self) -> int | None:
+        """The special token that served prompts begin with, or None.
+
+        It is the one that the tokenizer puts before a text, or else that the chat template begins
+        with.
+        """
+        plain, leading = self.ids("a", begins=False), self.ids("a", begins=True)
+        if leading[0] != plain[0]:
+            return int(leading[0])
+        if self._tokenizer.chat_template is None:
+            return None
+        try:
+            text = self._rendered([_message({"role": "user", "content": "a"}, None)], None)
+        except Exception:  # a template may raise anything, and may want other messages
+            return None
+        first = self.ids(text, begins=False)[:1].tolist()
+        special = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
+        return first[0] if first and first[0] in special else None
+
     def vocabulary(self) -> dict[str, int]:
         """The id of every token."""
         ids: dict[str, int] = self._tokenizer.get_vocab()
