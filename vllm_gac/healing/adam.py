@@ -33,21 +33,13 @@ class _Piece:
 class Adam:
     """The optimizer of some parameters."""
 
-    def __init__(
-        self,
-        parameters: Mapping[str, Tensor],
-        offload: bool,
-        rates: Mapping[str, float] | None = None,
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], offload: bool) -> None:
         """Begin with no moments.
 
         Args:
             parameters: Tensors outside of the autograd graph, by their names.
             offload: Whether the moments lie in host memory.
-            rates: What the learning rate of a parameter is multiplied by, by its name; 1 if it is
-                not there.
         """
-        self._rates = rates or {}
         self._offload = offload
         self._steps = 0
         self._pieces = {
@@ -70,19 +62,18 @@ class Adam:
     def step(self, gradients: Mapping[str, Tensor], rate: float) -> None:
         """Take a step along the gradients of all parameters, at a learning rate."""
         pairs = [
-            (piece, gradient, self._rates.get(name, 1.0))
+            (piece, gradient)
             for name, pieces in self._pieces.items()
             for piece, gradient in zip(pieces, self._slices(gradients[name]), strict=True)
             if len(gradient)
         ]
         # One by one if they travel, else all at once.
-        one_by_one = self._offload or self._rates
-        for some in [[pair] for pair in pairs] if one_by_one else [pairs]:
+        for some in [[pair] for pair in pairs] if self._offload else [pairs]:
             device = some[0][1].device
-            there = [[a.to(device, non_blocking=True) for a in _moments(p)] for p, _, _ in some]
+            there = [[a.to(device, non_blocking=True) for a in _moments(p)] for p, _ in some]
             adamw(
-                [piece.parameter for piece, _, _ in some],
-                [gradient for _, gradient, _ in some],
+                [piece.parameter for piece, _ in some],
+                [gradient for _, gradient in some],
                 [exp_avg for exp_avg, _ in there],
                 [exp_avg_sq for _, exp_avg_sq in there],
                 [],
@@ -91,12 +82,12 @@ class Adam:
                 amsgrad=False,
                 beta1=_BETAS[0],
                 beta2=_BETAS[1],
-                lr=rate * some[0][2],
+                lr=rate,
                 weight_decay=0.0,
                 eps=_EPSILON,
                 maximize=False,
             )
-            for (piece, _, _), changed in zip(some, there, strict=True):
+            for (piece, _), changed in zip(some, there, strict=True):
                 for kept, tensor in zip(_moments(piece), changed, strict=True):
                     if kept is not tensor:
                         kept.copy_(tensor, non_blocking=True)

@@ -14,7 +14,6 @@ Embeddings and unembeddings stay as they are, because compression leaves them al
 tables.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -28,10 +27,6 @@ from vllm_gac.layout.dims import ModelLayout
 Tensor = torch.Tensor
 _ADAPTER_SCALE = 2.0
 _SEED = 0
-# What is tried, by the environment: HEAL_TRIAL=balance,relative,attention.
-TRIAL = frozenset(os.environ.get("HEAL_TRIAL", "").split(","))
-# The root mean square of a matrix whose rate is the learning rate.
-_USUAL_SIZE = 0.02
 
 
 class Student:
@@ -60,11 +55,10 @@ class Student:
         self._fixed: dict[str, Tensor] = {}
         self._scales: dict[str, Tensor] = {}
         self._dtypes: dict[str, torch.dtype] = {}
-        self.rates: dict[str, float] = {}
         self._module_of: dict[str, ShardedModule] = {}
         self._adapter_rank, self._generator = adapter_rank, torch.Generator().manual_seed(_SEED)
         for index, module in enumerate(self.layers):
-            scales = training_scales(layout, index, read) if "balance" in TRIAL else {}
+            scales = training_scales(layout, index, read)
             self._scales |= {name: scale.to(processes.device) for name, scale in scales.items()}
             dtypes = {
                 self._add(module, name, read(name))
@@ -88,9 +82,7 @@ class Student:
         self._module_of[name], self._dtypes[name] = module, stored.dtype
         if self._adapter_rank is None or stored.ndim == 1:
             scaled = self._scales.get(name, 1.0) * stored.to(device, torch.float32, copy=True)
-            module.add(name, scaled, trained="attention" not in TRIAL or ".self_attn." in name)
-            if "relative" in TRIAL and stored.ndim > 1:
-                self.rates[name] = float(scaled.square().mean().sqrt()) / _USUAL_SIZE
+            module.add(name, scaled, trained=True)
         else:
             module.add(name, stored.to(device), trained=False)
             pair = _adapters(stored, self._adapter_rank, self._generator)

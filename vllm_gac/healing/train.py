@@ -65,7 +65,7 @@ class Healing:
         self._processes = distillation.processes
         self._tokens, self._held_out = tokens, held_out
         self._schedule, self._path, self._run = schedule, path, run
-        self._adam = Adam(student.parameters(), offload, student.rates)
+        self._adam = Adam(student.parameters(), offload)
         self._best = student.copy()
         self._saved_at, self._saving = time.monotonic(), 0.0
 
