@@ -14,7 +14,7 @@ from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.rules import QuantizationMultiples
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
-from vllm_gac.serving.config.padding import align_config
+from vllm_gac.serving.config.served_layout import align_config
 
 HEAD_DIM = 60
 # Keys of the model's own size, latents of one head, selected pairs, latents of two heads.

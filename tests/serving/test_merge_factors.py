@@ -26,9 +26,8 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.gpu.profile import Types
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.tensor_parallel import repeated_heads, repeated_tensor
-from vllm_gac.serving.config import merging
-from vllm_gac.serving.config.padding import align_config
-from vllm_gac.serving.config.tensor_parallel import shard_config
+from vllm_gac.serving.config import served_layout
+from vllm_gac.serving.config.served_layout import align_config, shard_config
 from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.loader import GacModelLoader
 from vllm_gac.serving.loading.merged_factors import merged_tensors
@@ -93,7 +92,8 @@ def test_the_price_is_logged_in_parameters_and_cached_tokens(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(merging.logger, "info", lambda line, *values: lines.append(line % values))
+    said = served_layout.logger
+    monkeypatch.setattr(said, "info", lambda line, *values: lines.append(line % values))
     for requested in ({}, {"quantization": "fp8_per_tensor", "cache_dtype": "fp8"}):
         stored = aligned(model, requested, align="none", **MERGE).stored
         more = stored.without_ranks().parameters - stored.parameters

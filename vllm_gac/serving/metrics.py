@@ -88,8 +88,8 @@ def _other_types(layout: ModelLayout, dense: ModelLayout, vllm_config: VllmConfi
     # Not at the top: importing vLLM's layers is slow, and the front end needs them only here.
     from vllm.platforms import current_platform
 
-    from vllm_gac.serving.config.merging import unmergeable
     from vllm_gac.serving.config.quantization import quantizations
+    from vllm_gac.serving.config.served_layout import unmergeable
 
     names = quantizations(vllm_config.model_config)
     served = Types(

@@ -16,8 +16,7 @@ from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.tensor_parallel import repeated_heads
-from vllm_gac.serving.config.padding import align_config
-from vllm_gac.serving.config.tensor_parallel import shard_config
+from vllm_gac.serving.config.served_layout import align_config, shard_config
 
 LAYERS = [
     layer(("rotary", 4, 64), (4, 64), 512),

@@ -1,4 +1,4 @@
-"""The base of our attention implementations: a layer whose cache rows are packed."""
+"""What our two attention backends share: layers whose cache rows are packed."""
 
 from typing import TypeVar
 

@@ -17,9 +17,8 @@ from vllm_gac.serving.config.engine_options import (
 )
 from vllm_gac.serving.config.kv_transfer import check_kv_transfer
 from vllm_gac.serving.config.overrides import resolve_overrides
-from vllm_gac.serving.config.padding import align_config
 from vllm_gac.serving.config.quantization import resolve_cache_dtype
-from vllm_gac.serving.config.tensor_parallel import shard_config
+from vllm_gac.serving.config.served_layout import align_config, shard_config
 from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.decode_fit import check_decode_kernel
 from vllm_gac.serving.loading.preflight import preflight

@@ -17,12 +17,12 @@ class LoaderOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     # Which dims tensors are padded to (alignment/rules.py). None means the default of
-    # serving/config/padding.py. `gpu` names the profile for the strategy `measured`.
+    # serving/config/served_layout.py. `gpu` names the profile for the strategy `measured`.
     align: Strategy | None = None
     gpu: str | None = None
     finite_check: bool = True
     weights: Literal["checkpoint", "dummy"] = "checkpoint"
-    # Multiply the factors of low-rank linears out (serving/config/merging.py).
+    # Multiply the factors of low-rank linears out (serving/config/served_layout.py).
     merge_factors: bool = False
     # Quantize inputs of FP8 linears in the kernels before them (serving/model/fp8_linear.py).
     fused_fp8: bool = True
