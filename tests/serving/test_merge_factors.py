@@ -31,8 +31,7 @@ from vllm_gac.serving.config.served_layout import align_config, shard_config
 from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.loader import GacModelLoader
 from vllm_gac.serving.loading.merged_factors import merged_tensors
-from vllm_gac.serving.metrics import _other_types
-from vllm_gac.serving.planned_types import MERGE_FACTORS
+from vllm_gac.serving.metrics import MERGE_FACTORS, _other_types, planned_types
 
 PLAIN = ("rotary", 4, 64), (4, 64)
 MLP = {"mlp.gate_proj": 104, "mlp.up_proj": 88, "mlp.down_proj": 96}
@@ -92,8 +91,9 @@ def test_the_price_is_logged_in_parameters_and_cached_tokens(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    said = served_layout.logger
-    monkeypatch.setattr(said, "info", lambda line, *values: lines.append(line % values))
+    monkeypatch.setattr(
+        served_layout.logger, "info", lambda line, *values: lines.append(line % values)
+    )
     for requested in ({}, {"quantization": "fp8_per_tensor", "cache_dtype": "fp8"}):
         stored = aligned(model, requested, align="none", **MERGE).stored
         more = stored.without_ranks().parameters - stored.parameters
@@ -163,6 +163,28 @@ def test_models_of_other_tools_are_merged(tool: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("planned", "types"),
+    [
+        *((asdict(types), types) for types in (Types(), Types("fp8", "fp8"))),
+        *((malformed, None) for malformed in (None, "fp8", [], {"weights": ["fp8"]})),
+        ({"weights": "fp8", "cache": "int2"}, None),
+    ],
+)
+def test_the_types_of_a_plan_are_read_if_they_are_known(planned: Any, types: Types | None) -> None:
+    assert planned_types({"planned_for": planned}) == types
+
+
+def test_a_model_in_the_types_of_its_plan_gives_no_warning(model: Path) -> None:
+    stub = VllmConfigStub(model)
+    stub.model_config.hf_config.gac["source"] = {"planned_for": asdict(Types())}
+    assert _other_types(stub.served, stub) is None  # type: ignore[arg-type]
+    stub.cache_config.cache_dtype = "fp8"
+    warning = str(_other_types(stub.served, stub))  # type: ignore[arg-type]
+    assert "an FP8 cache" in warning
+    assert MERGE_FACTORS not in warning
+
+
+@pytest.mark.parametrize(
     ("options", "lora", "recommended"), [({}, None, 1), ({}, object(), 0), (MERGE, None, 0)]
 )
 def test_the_option_is_recommended_in_fp8_if_it_is_off_and_can_be_taken(
@@ -172,7 +194,7 @@ def test_the_option_is_recommended_in_fp8_if_it_is_off_and_can_be_taken(
     stub.model_config.hf_config.gac["source"] = {"planned_for": asdict(Types())}
     align_config(stub)  # type: ignore[arg-type]
     stub.lora_config = lora
-    warning = _other_types(stub.served, stub.served, stub)  # type: ignore[arg-type]
+    warning = _other_types(stub.served, stub)  # type: ignore[arg-type]
     assert str(warning).count(MERGE_FACTORS) == recommended
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from prometheus_client import REGISTRY, Gauge
+from pydantic import TypeAdapter, ValidationError
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -18,18 +19,17 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm_gac.alignment.rules import aligned_dims
 from vllm_gac.gpu.attention_choice import STOCK
 from vllm_gac.gpu.profile import Types
-from vllm_gac.gpu.profile_files import profile_of_gpu
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
 from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.serving.config.cache_layout import kv_token_bytes
 from vllm_gac.serving.gac_config import GacConfig
-from vllm_gac.serving.planned_types import dtype_mismatch_warning, planned_types
 from vllm_gac.serving.vllm_internals import is_first_api_server
 from vllm_gac.version import version
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
+MERGE_FACTORS = "--model-loader-extra-config '{\"merge_factors\": true}'"
 # Number of layers by attention backend, decode kernel, prefill kernel, key heads and value heads.
 _Kernels: TypeAlias = Counter[tuple[str, str, str, str, str]]
 
@@ -66,7 +66,7 @@ class GacStatLogger(StatLoggerBase):
         # Other data-parallel engines and API servers would repeat the line.
         if self.engine_index == 0 and is_first_api_server(self.vllm_config):
             logger.info("%s", start_line(layout, dense, kv_bytes, room, kernels))
-            if (said := _other_types(layout, dense, self.vllm_config)) is not None:
+            if (said := _other_types(layout, self.vllm_config)) is not None:
                 logger.warning("%s", said)
 
     def record(self, *args: Any, **kwargs: Any) -> None:
@@ -79,15 +79,21 @@ def _dense(raw_config: Mapping[str, Any], layout: ModelLayout) -> ModelLayout:
     return layout_of({**raw_config, **changes})
 
 
-def _other_types(layout: ModelLayout, dense: ModelLayout, vllm_config: VllmConfig) -> str | None:
-    """What it costs that the model was planned for other types; None if it was not."""
+def planned_types(source: Mapping[str, Any]) -> Types | None:
+    """The types that the `source` of config.json names; None if it names none that we know."""
+    try:
+        return TypeAdapter(Types).validate_python(source.get("planned_for"))
+    except ValidationError:
+        return None
+
+
+def _other_types(layout: ModelLayout, vllm_config: VllmConfig) -> str | None:
+    """A sentence if the model was planned for other types of weights and cache; else None."""
     gac = vllm_config.model_config.hf_config.to_dict().get("gac") or {}
     planned = planned_types(gac.get("source") or {})
     if planned is None:
         return None
     # Not at the top: importing vLLM's layers is slow, and the front end needs them only here.
-    from vllm.platforms import current_platform
-
     from vllm_gac.serving.config.quantization import quantizations
     from vllm_gac.serving.config.served_layout import unmergeable
 
@@ -96,9 +102,23 @@ def _other_types(layout: ModelLayout, dense: ModelLayout, vllm_config: VllmConfi
         "fp8" if any(name.startswith("fp8") for name in names) else "bf16",
         "fp8" if vllm_config.cache_config.cache_dtype.startswith("fp8") else "bf16",
     )
-    gpu = current_platform.get_device_name() if current_platform.is_cuda() else ""
-    mergeable = unmergeable(vllm_config) is None
-    return dtype_mismatch_warning(planned, served, layout, dense, profile_of_gpu(gpu), mergeable)
+    if served == planned:
+        return None
+    advice = "plan with the --quantization and --kv-cache-dtype that serve"
+    mergeable = layout.low_rank_linears and unmergeable(vllm_config) is None
+    if mergeable and served.weights == "fp8":  # in which two factors take longer than one linear
+        advice += f", or serve with {MERGE_FACTORS}"
+    return (
+        f"the model was planned for {_named(planned)}, and is served with {_named(served)}: other "
+        f"dims may be faster; {advice}"
+    )
+
+
+def _named(types: Types) -> str:
+    return (
+        f"{'FP8' if types.weights == 'fp8' else '16-bit'} weights and "
+        f"{'an FP8' if types.cache == 'fp8' else 'a 16-bit'} cache"
+    )
 
 
 def start_line(
