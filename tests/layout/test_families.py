@@ -14,9 +14,9 @@ from tests.steps.compress import test_compress
 from tests.support.dense_models import YARN_ROPE, config
 from tests.support.imports import ROOT
 from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.config_keys import LLAMAS_CLASS
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.families import FAMILIES, NAMES, Family
-from vllm_gac.layout.other_families import LLAMA_WITH, LLAMAS_CLASS
 from vllm_gac.layout.schema import RopeParameters
 
 # The model types of the models that each of these tests has.
@@ -96,13 +96,6 @@ def test_the_yarn_that_a_telechat_is_told_is_what_vllm_makes_of_its_own() -> Non
     patch(theirs)
     told = YARN_ROPE | {"attention_factor": 0.07 * math.log(YARN_ROPE["factor"]) + 1}
     assert RopeParameters(**theirs.rope_parameters) == RopeParameters(**told)
-
-
-@pytest.mark.parametrize("model_type", LLAMA_WITH)
-def test_what_a_family_adds_to_a_llama_is_said(model_type: str) -> None:
-    with pytest.raises(CheckpointError, match=LLAMA_WITH[model_type]):
-        layout_of(config(model_type=model_type))
-    assert f"`{model_type}`" in (ROOT / "docs/compatibility.md").read_text()
 
 
 def test_all_are_named() -> None:

@@ -77,27 +77,13 @@ def pointer_as(name: str) -> Callable[[Path], Path]:
 NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "Qwen2.5-VL": (
         family(model_type="qwen2_5_vl", vision_config={"depth": 32}),
-        "model_type qwen2_5_vl (Qwen), which takes images, is not supported yet; Llama, Mistral, "
-        "Qwen2, Qwen3, Qwen3-MoE and Phi-4 are. To serve such a model as it is, leave vllm-gac",
-    ),
-    "Qwen2 MoE": (
-        family(model_type="qwen2_moe", num_experts=8),
-        "model_type qwen2_moe (Qwen), a mixture of experts, is not supported yet",
+        "model_type qwen2_5_vl is not supported yet; Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE and "
+        "Phi-4 are. To serve such a model as it is, leave vllm-gac",
     ),
     "Gemma": (
         family(model_type="gemma3_text", rope_parameters={"full_attention": {}}),
-        "gemma3_text (Gemma), a Llama that norms what attention and the MLP give, and mixes",
+        "model_type gemma3_text is not supported yet",
     ),
-    "Phi": (family(model_type="phimoe"), "model_type phimoe (Phi) is not supported yet"),
-    "Mixtral": (
-        family(model_type="mixtral", num_local_experts=8),
-        "model_type mixtral (Mixtral), a mixture of experts, is not supported yet",
-    ),
-    "DeepSeek": (
-        family(model_type="deepseek_v3", n_routed_experts=256),
-        "model_type deepseek_v3 (DeepSeek), a mixture of experts, is not supported yet",
-    ),
-    "of no known family": (family(model_type="starcoder2"), "model_type starcoder2 is not"),
     "GPTQ": (quantized(quant_method="gptq", bits=4), "quantized by GPTQ, and vllm-gac cannot"),
     "AWQ": (quantized(quant_method="awq"), "start from the bf16 model that it was made from"),
     "FP8": (quantized(quant_method="fp8"), "quantized by FP8, and vllm-gac cannot"),

@@ -1,14 +1,16 @@
-"""Keys of a config.json that vLLM's dense models honour and our models ignore.
+"""The keys of a config.json in one spelling, and those with which no model is served.
 
 If one engine honours a key and another ignores it, they compute different models from the same
 directory. So compression and serving refuse such keys. tests/layout/test_config_keys.py reads
 vLLM's sources. It fails for a key that we neither honour, nor refuse, nor know to be harmless.
 """
 
+import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from vllm_gac.layout.families import FAMILIES, Family
+from vllm_gac.layout.families import FAMILIES, NAMES, Family
 
 _MAX_LAYERS = 1024
 # Each key with the values that change nothing. null is always allowed.
@@ -38,36 +40,123 @@ REFUSED_IN_ROPE: dict[str, tuple[object, ...]] = {
 }
 
 
-def refuse_unserved(config: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first key in a config of our families that we do not serve."""
-    _refuse(config, REFUSED)
-    family = FAMILIES.get(str(config.get("model_type")))
-    if family and family.qkv_bias is False and config.get("attention_bias"):
+_YARN = 'rope_type to "yarn" and attention_factor to 0.07 * ln(factor) + 1, as vLLM does'
+# Model types that vLLM serves with Llama's own class, and what their config.json needs besides.
+LLAMAS_CLASS: Mapping[str, str] = MappingProxyType(
+    {"internlm3": "", "iquestcoder": "", "telechat3": f"; if RoPE is telechat3-yarn, set {_YARN}"}
+)
+_NAME = re.compile(r"[\w.+-]{1,60}")
+
+
+def canonical_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config.json, with what transformers derives, and RoPE and experts by one name.
+
+    Raises:
+        ValueError: The first key with which a model is not served.
+    """
+    model_type = raw.get("model_type")
+    family = FAMILIES.get(str(model_type))
+    if family is None and isinstance(model_type, str) and _NAME.fullmatch(model_type):
+        raise ValueError(_other_family(model_type))
+    given = {**family.defaults, **raw} if family else raw
+    filled = {k: v for k, v in given.items() if v is not None}
+    heads, hidden = filled.get("num_attention_heads"), filled.get("hidden_size")
+    if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        filled.setdefault("num_key_value_heads", heads)
+        filled.setdefault("head_dim", hidden // heads)
+    _refuse(filled, REFUSED)
+    if family:
+        _refuse_of_family(filled, family)
+    if not (family and family.reads_use_sliding_window):
+        _refuse_odd_biases(filled)
+        _refuse_odd_window(filled)
+    filled["rope"] = rope = _rope(filled)
+    if family and isinstance(rope, dict):
+        _refuse_odd_rope(rope, family)
+    filled["experts"] = _experts(filled) if family and family.has_experts else None
+    if family and family.reads_use_sliding_window and not any(_windowed_layers(filled)):
+        filled.pop("sliding_window", None)
+    return filled
+
+
+def _other_family(model_type: str) -> str:
+    if model_type in LLAMAS_CLASS:
+        return (
+            f"model_type {model_type} is a Llama under another name: in a copy of config.json, set "
+            'model_type to "llama" and architectures to ["LlamaForCausalLM"], and remove auto_map'
+            f"{LLAMAS_CLASS[model_type]}"
+        )
+    return (
+        f"model_type {model_type} is not supported yet; {NAMES} are. To serve such a model as it "
+        "is, leave vllm-gac and --load-format gac out"
+    )
+
+
+def _refuse_of_family(config: Mapping[str, Any], family: Family) -> None:
+    if family.qkv_bias is False and config.get("attention_bias"):
         raise ValueError(
             "attention_bias: is true, with which transformers and vLLM give different linears a "
             f"bias; {family.name} models without biases are served"
         )
-    if family and family.has_experts:
+    if family.has_experts:
         _refuse_other_layers(config)
-    if family and family.reads_use_sliding_window:
+    if family.reads_use_sliding_window:
         _refuse_mixed_windows(config)
-        return
+
+
+def _refuse_odd_biases(config: Mapping[str, Any]) -> None:
     if config.get("qkv_bias", (bias := config.get("attention_bias", False))) != bias:
         raise ValueError(
             f"qkv_bias: is {config['qkv_bias']!r} and attention_bias {bias!r}; only models with "
             "all four biases of attention or none are served"
         )
-    _refuse_odd_window(config)
 
 
-def without_idle_window(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` without its `sliding_window` if its family reads that no layer has one."""
-    family = FAMILIES.get(str(config.get("model_type")))
-    idle = family and family.reads_use_sliding_window and not any(_windowed_layers(config))
-    return {key: value for key, value in config.items() if not (idle and key == "sliding_window")}
+def _rope(config: dict[str, Any]) -> Any:
+    """RoPE parameters of a config, in any of its spellings.
+
+    Spellings that contradict each other are refused, because engines differ in which one they use.
+    """
+    rope: dict[str, Any] = {}
+    for spelling in ("rope_parameters", "rope_scaling"):
+        raw = config.get(spelling) or {}
+        if not isinstance(raw, dict):
+            return raw
+        given = {k: v for k, v in raw.items() if v is not None}
+        if any(isinstance(v, dict) for v in given.values()):
+            raise ValueError("RoPE parameters by layer type are not supported")
+        oldest = given.get("type")  # of rope_type
+        if oldest is not None and given.setdefault("rope_type", oldest) != oldest:
+            raise ValueError(
+                f"{spelling}: rope_type is {given['rope_type']!r}, its old spelling type "
+                f"{oldest!r}; let them agree"
+            )
+        _refuse_unserved_rope(given)
+        _agree(rope, given, f"their old spelling {spelling}")
+    beside = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+    _agree(rope, {name: config[name] for name in beside if name in config}, "the key beside them")
+    return rope
 
 
-def refuse_unserved_rope(rope: Mapping[str, Any]) -> None:
+def _experts(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of `Experts`. transformers 5 writes the number of experts by another name."""
+    count, also = config.get("num_experts"), config.get("num_local_experts")
+    if None not in (count, also) and count != also:
+        raise ValueError(f"num_experts: is {count!r}, num_local_experts {also!r}; let them agree")
+    return config | {"num_experts": also if count is None else count}
+
+
+def _agree(rope: dict[str, Any], given: dict[str, Any], where: str) -> None:
+    """Add what `where` gives to `rope`. Raises ValueError where it says something else."""
+    for name, value in given.items():
+        if rope.setdefault(name, value) != value:
+            raise ValueError(
+                f"{name}: rope_parameters say {rope[name]!r}, {where} says {value!r}; "
+                "let them agree"
+            )
+
+
+def _refuse_unserved_rope(rope: Mapping[str, Any]) -> None:
     """Raise ValueError for the first RoPE parameter in `rope` that we do not serve."""
     _refuse(rope, REFUSED_IN_ROPE)
     if rope.get("rope_type") in ("longrope", "su"):
@@ -77,8 +166,8 @@ def refuse_unserved_rope(rope: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_odd_rope(rope: Mapping[str, Any], family: Family) -> None:
-    """Raise ValueError if `rope` turns a part of each head, or is of no type of its family's."""
+def _refuse_odd_rope(rope: Mapping[str, Any], family: Family) -> None:
+    """Refuse RoPE of a part of each head, of a type that the family lacks, or without its base."""
     if (part := rope.get("partial_rotary_factor", 1)) != 1:
         raise ValueError(
             f"partial_rotary_factor: is {str(part)[:60]}; calibration, latent keys and kernels "
@@ -88,6 +177,11 @@ def refuse_odd_rope(rope: Mapping[str, Any], family: Family) -> None:
         raise ValueError(
             f"rope_type: is {str(kind)[:60]!r}, which transformers refuses for a {family.name} or "
             "reads as LongRoPE; the default type is served"
+        )
+    if family.needs_rope_theta and "rope_theta" not in rope:
+        raise ValueError(
+            f"rope_theta: missing; for a {family.name} transformers takes 10,000 and vLLM "
+            "1,000,000, so say which the model was trained with"
         )
 
 

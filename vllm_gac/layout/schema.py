@@ -21,14 +21,8 @@ from pydantic import (
 
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.errors.sanitize import sanitize
-from vllm_gac.layout.config_keys import (
-    refuse_odd_rope,
-    refuse_unserved,
-    refuse_unserved_rope,
-    without_idle_window,
-)
+from vllm_gac.layout.config_keys import canonical_keys
 from vllm_gac.layout.families import ARCHITECTURE, FAMILIES
-from vllm_gac.layout.other_families import other_family
 
 
 def _known_version(version: int) -> int:
@@ -251,27 +245,8 @@ class HfConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_defaults(cls, raw: Any) -> Any:
-        """Fill in what transformers derives: KV heads, head_dim, and RoPE in any spelling."""
-        if not isinstance(raw, dict):
-            return raw
-        if fault := other_family(raw):
-            raise ValueError(fault)
-        family = FAMILIES.get(str(raw.get("model_type")))
-        given = {**family.defaults, **raw} if family else raw
-        filled = {k: v for k, v in given.items() if v is not None}
-        heads, hidden = filled.get("num_attention_heads"), filled.get("hidden_size")
-        if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
-            filled.setdefault("num_key_value_heads", heads)
-            filled.setdefault("head_dim", hidden // heads)
-        refuse_unserved(filled)
-        filled["rope"] = rope = _rope(filled)
-        if family and isinstance(rope, dict):
-            refuse_odd_rope(rope, family)
-            if family.needs_rope_theta:
-                _refuse_missing_theta(family.name, rope)
-        filled["experts"] = _experts(filled) if family and family.has_experts else None
-        return without_idle_window(filled)
+    def _canonical(cls, raw: Any) -> Any:
+        return canonical_keys(raw) if isinstance(raw, dict) else raw
 
     @property
     def width(self) -> int:
@@ -312,58 +287,6 @@ class HfConfig(BaseModel):
                 f'architectures are {self.architectures}, but there is no "gac" object'
             )
         return self
-
-
-def _rope(config: dict[str, Any]) -> Any:
-    """RoPE parameters of a config, in any of its spellings.
-
-    Spellings that contradict each other are refused, because engines differ in which one they use.
-    """
-    rope: dict[str, Any] = {}
-    for spelling in ("rope_parameters", "rope_scaling"):
-        raw = config.get(spelling) or {}
-        if not isinstance(raw, dict):
-            return raw
-        given = {k: v for k, v in raw.items() if v is not None}
-        if any(isinstance(v, dict) for v in given.values()):
-            raise ValueError("RoPE parameters by layer type are not supported")
-        oldest = given.get("type")  # of rope_type
-        if oldest is not None and given.setdefault("rope_type", oldest) != oldest:
-            raise ValueError(
-                f"{spelling}: rope_type is {given['rope_type']!r}, its old spelling type "
-                f"{oldest!r}; let them agree"
-            )
-        refuse_unserved_rope(given)
-        _agree(rope, given, f"their old spelling {spelling}")
-    beside = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-    _agree(rope, {name: config[name] for name in beside if name in config}, "the key beside them")
-    return rope
-
-
-def _experts(config: dict[str, Any]) -> dict[str, Any]:
-    """The keys of `Experts`. transformers 5 writes the number of experts by another name."""
-    count, also = config.get("num_experts"), config.get("num_local_experts")
-    if None not in (count, also) and count != also:
-        raise ValueError(f"num_experts: is {count!r}, num_local_experts {also!r}; let them agree")
-    return config | {"num_experts": also if count is None else count}
-
-
-def _refuse_missing_theta(family: str, rope: dict[str, Any]) -> None:
-    if "rope_theta" not in rope:
-        raise ValueError(
-            f"rope_theta: missing; for a {family} transformers takes 10,000 and vLLM 1,000,000, "
-            "so say which the model was trained with"
-        )
-
-
-def _agree(rope: dict[str, Any], given: dict[str, Any], where: str) -> None:
-    """Add what `where` gives to `rope`. Raises ValueError where it says something else."""
-    for name, value in given.items():
-        if rope.setdefault(name, value) != value:
-            raise ValueError(
-                f"{name}: rope_parameters say {rope[name]!r}, {where} says {value!r}; "
-                "let them agree"
-            )
 
 
 _Model = TypeVar("_Model", bound=BaseModel)

@@ -55,15 +55,15 @@ def resolve_overrides(config: GacConfig) -> None:
         CheckpointError: An option changes what the tensors depend on, or would have no effect, or
             the config is faulty.
     """
-    _check_dims(config)
-    _resolve_window(config)
-    _check_rope(config)
+    original, current = config.original, config.to_dict()
+    _check_dims(original, current)
+    _resolve_window(config, original, current)
+    _check_rope(original, current)
     config.check_overridden()
 
 
-def _check_dims(config: GacConfig) -> None:
+def _check_dims(original: dict[str, Any], current: dict[str, Any]) -> None:
     """Raise CheckpointError unless options left the dims alone."""
-    original, current = config.original, config.to_dict()
     for key in (*FIXED, *FIXED_OF_EXPERTS):
         before, after = original.get(key), current.get(key)
         if before != after:
@@ -74,7 +74,7 @@ def _check_dims(config: GacConfig) -> None:
             )
 
 
-def _resolve_window(config: GacConfig) -> None:
+def _resolve_window(config: GacConfig, original: dict[str, Any], current: dict[str, Any]) -> None:
     """Check that options about windows take effect, and let all keys say what they ended in.
 
     Without a window, by --disable-sliding-window or an override, no layer has one.
@@ -83,15 +83,23 @@ def _resolve_window(config: GacConfig) -> None:
         CheckpointError: An override changes a key that is not read any more, or gives a window to
             layers that config.json says have none.
     """
-    original, current = config.original, config.to_dict()
     window, before = current.get("sliding_window"), original.get("sliding_window")
     kinds = original.get("layer_types") or []
     if window is None and before is not None:
-        _turn_off(config, kinds)
+        if "sliding_attention" in kinds:
+            config.layer_types = ["full_attention"] * len(kinds)
+            config.use_sliding_window = False
         return
     for key in _READ_ONCE:
-        if current.get(key) != original.get(key):
-            raise CheckpointError(f"--hf-overrides: changes {key}{_no_effect(key, current)}")
+        value, instead = current.get(key), "change it in config.json instead"
+        if value == original.get(key):
+            continue
+        if key == "use_sliding_window" and value is False:
+            instead = 'for no window, give {"sliding_window": null}'
+        raise CheckpointError(
+            f"--hf-overrides: changes {key} to {sanitize(value)}, which has no effect after "
+            f"config.json is read; {instead}"
+        )
     if window != before and "full_attention" in kinds:
         raise CheckpointError(
             f"--hf-overrides: changes sliding_window to {sanitize(window)}, but config.json says "
@@ -100,27 +108,13 @@ def _resolve_window(config: GacConfig) -> None:
         )
 
 
-def _no_effect(key: str, current: dict[str, Any]) -> str:
-    value, instead = current.get(key), "change it in config.json instead"
-    if key == "use_sliding_window" and value is False:
-        instead = 'for no window, give {"sliding_window": null}'
-    return f" to {sanitize(value)}, which has no effect after config.json is read; {instead}"
-
-
-def _turn_off(config: GacConfig, kinds: list[Any]) -> None:
-    if "sliding_attention" in kinds:
-        config.layer_types = ["full_attention"] * len(kinds)
-        config.use_sliding_window = False
-
-
-def _check_rope(config: GacConfig) -> None:
+def _check_rope(original: dict[str, Any], current: dict[str, Any]) -> None:
     """Check that --hf-overrides changes RoPE of all layers or of none.
 
     Raises:
         CheckpointError: It changes RoPE and a layer has a table of its own, or it gives a key that
             is not read beside rope_parameters.
     """
-    original, current = config.original, config.to_dict()
     if all(current.get(key) == original.get(key) for key in (*_ROPE, *_BESIDE)):
         return
     rope = current["rope_parameters"] or {}
