@@ -2,8 +2,9 @@
 
     python -m tests.kernels.decode_cases FIRST LAST GRAIN [LARGEST] [gpu]
 
-checks those seeds. Head sizes are multiples of GRAIN and at most LARGEST. It runs on the CPU in
-Triton's interpreter (TRITON_INTERPRET=1), or on a GPU, for instance under compute-sanitizer.
+checks those seeds, and all codes of fp8. Head sizes are multiples of GRAIN and at most LARGEST. It
+runs on the CPU in Triton's interpreter (TRITON_INTERPRET=1), or on a GPU, for instance under
+compute-sanitizer.
 """
 
 import math
@@ -43,6 +44,9 @@ GPU = Limits(
 # In Triton 3.9, the interpreter multiplies fp16 matrices correctly, but not bf16 ones. What an fp8
 # cache holds is multiplied in fp16.
 INTERPRETER = Limits("cpu", (torch.float16, torch.float8_e4m3fn), 64, 200)
+
+
+CODES = 256
 
 
 @dataclass
@@ -121,9 +125,9 @@ def _random_geometry(rng: random.Random, limits: Limits) -> tuple[CacheGeometry,
     query_heads = key_heads * rng.choice([1, 2, 4, 8])
     latent_group = rng.choice([1, 1, 2]) if rng.random() < limits.latents else 0
     grain = limits.grain
-    most = limits.head_size if parts == 1 and not latent_group else limits.head_size // 2
+    max_size = limits.head_size if parts == 1 and not latent_group else limits.head_size // 2
     key_grain = grain if latent_group else max(2, grain)  # rotary keys consist of pairs
-    key_size = key_grain * rng.randint(1, most // key_grain)
+    key_size = key_grain * rng.randint(1, max_size // key_grain)
     value_size = grain * rng.randint(1, limits.head_size // grain)
     if latent_group:
         query_heads *= latent_group
@@ -230,6 +234,35 @@ def tolerance(batch: Batch) -> float:
     return 5e-3 if numbers >= 16 else 2e-2
 
 
+def check_codes(device: str) -> None:
+    """Every number that an fp8 cache can hold comes out as it is.
+
+    A sequence of one token has that token's value as output: here, one column for each code.
+    """
+    geometry = CacheGeometry(2, 32, 1, 32, 1, CODES)
+    cache = torch.zeros(1, 1, 16, 32 + CODES, dtype=torch.uint8)
+    cache[0, 0, 0, 32:] = torch.arange(CODES)
+    cache = cache.view(torch.float8_e4m3fn).to(device)
+    output = torch.zeros(1, 2, CODES, dtype=torch.float16, device=device)
+    decode_attention(
+        torch.ones(1, 2, 32, dtype=torch.float16, device=device),
+        cache,
+        torch.zeros(1, 1, dtype=torch.int32, device=device),
+        torch.tensor([0, 1], dtype=torch.int32, device=device),
+        torch.ones(1, dtype=torch.int32, device=device),
+        geometry,
+        1.0,
+        output,
+        decode_scratch(geometry, 1, torch.device(device)),
+    )
+    expected = cache[0, 0, 0, 32:].to(torch.float16).expand(2, -1)
+    is_nan = expected.isnan()
+    assert is_nan.sum() == 2 * 2  # two codes, two heads
+    if device == "cuda":  # the interpreter knows no NaN in e4m3
+        assert torch.equal(output[0].isnan(), is_nan)
+    torch.testing.assert_close(output[0][~is_nan], expected[~is_nan], rtol=0, atol=0)
+
+
 def _dequantized(batch: Batch) -> torch.Tensor:
     if batch.k_scale is None or batch.v_scale is None:
         return batch.cache
@@ -243,6 +276,8 @@ if __name__ == "__main__":
     for seed in range(int(sys.argv[1]), int(sys.argv[2])):
         batch = random_batch(seed, limits)
         error = relative_error(batch)
-        print(f"seed {seed}: relative error {error:.1e}, {batch.geometry}", flush=True)
+        print(f"checked seed {seed}: relative error {error:.1e}, {batch.geometry}", flush=True)
         if not error < tolerance(batch):
             sys.exit(f"seed {seed}: {batch.seq_lens.tolist()}, window {batch.window}")
+    check_codes(limits.device)
+    print("checked all codes of fp8")

@@ -32,13 +32,13 @@ def check(seed: int, device: str) -> None:
     )  # fmt: skip
     x[-1] = 0  # a row without any number
     eps = 1e-5
-    kept = residual.clone()
-    got = fp8_rows.normed(x, kept, weight, eps)
+    written = residual.clone()
+    got = fp8_rows.normed(x, written, weight, eps)
     total = (x.float() + residual.float()).to(dtype)
     # The interpreter cuts numbers off where a GPU rounds them.
     places = {torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype] if device == "cpu" else 0.0
-    torch.testing.assert_close(kept, total, rtol=places, atol=0)
-    _compare(got, _norm(kept, weight, eps))
+    torch.testing.assert_close(written, total, rtol=places, atol=0)
+    _compare(got, _norm(written, weight, eps))
     _compare(fp8_rows.normed(x, None, weight, eps), _norm(x, weight, eps))
     gate, up = gate_up.double().chunk(2, dim=-1)
     _compare(fp8_rows.gated(gate_up), torch.nn.functional.silu(gate) * up)
@@ -52,14 +52,14 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _compare(got: Quantized, expected: torch.Tensor) -> None:
-    """Compare by half a step of e4m3, which is 1/16 of a number or of the least normal one."""
+    """Compare by half a step of e4m3, which is 1/16 of a number or of the smallest normal one."""
     numbers, scale = got
     assert numbers.shape == expected.shape
     assert scale.shape == (len(expected), 1)
     largest = expected.abs().amax(-1, keepdim=True)
-    least = torch.full_like(largest, 1 / (LARGEST * 512))
+    smallest = torch.full_like(largest, 1 / (LARGEST * 512))
     torch.testing.assert_close(
-        scale.double(), torch.maximum(largest / LARGEST, least), rtol=1e-5, atol=0
+        scale.double(), torch.maximum(largest / LARGEST, smallest), rtol=1e-5, atol=0
     )
     assert bool(numbers.float().abs().max() <= LARGEST)
     step = 1e-5 if numbers.dtype == torch.float32 else 1 / 16 + 1e-4
@@ -71,4 +71,4 @@ if __name__ == "__main__":
     fp8_rows.FP8 = torch.float32
     for seed in range(12):
         check(seed, "cpu")
-    print("all rows agree")
+        print("checked", seed)

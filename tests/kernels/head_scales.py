@@ -5,9 +5,9 @@ import torch
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
 
-def spread(heads: int, least: float) -> torch.Tensor:
-    """A scale for each of `heads`, from `least` to ten times as much."""
-    return least * 10 ** torch.linspace(0, 1, heads)
+def spread(heads: int, smallest: float) -> torch.Tensor:
+    """A scale for each of `heads`, from `smallest` to ten times as much."""
+    return smallest * 10 ** torch.linspace(0, 1, heads)
 
 
 def row_scales(g: CacheGeometry, k_scale: torch.Tensor, v_scale: torch.Tensor) -> torch.Tensor:

@@ -17,12 +17,20 @@ import torch
 import triton
 from triton.backends.nvidia.compiler import get_ptxas
 
-from tests.kernels.no_gpu import Compiled, compiling_for, on_no_device
+from tests.kernels.no_gpu import (
+    BF16,
+    FP8,
+    Compiled,
+    compiling_for,
+    decode_kind,
+    launch_decode,
+    on_no_device,
+    scales_of,
+)
 from tests.kernels.sass import unwritten_registers
 from vllm_gac.errors import GacError
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.copy_columns import copy_columns
-from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.decode.tiling import tiling_of
 from vllm_gac.kernels.decode.warmup import DecodeKind
 from vllm_gac.kernels.gather_context import KeyValueSource, gather_rows
@@ -32,50 +40,45 @@ from vllm_gac.kernels.silu_mul import silu_mul
 from vllm_gac.kernels.skinny_gemm.launch import gated_linears, linears
 from vllm_gac.kernels.skinny_gemm.tiling import Tiling, faster_than_cublas
 from vllm_gac.kernels.swiglu import swiglu_linear
-from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
 GPUS = [(8, 0), (8, 9), HOPPER, (10, 0), (12, 0)]  # A100, Ada, Hopper, B200, RTX 50
-CPU = torch.device("cpu")
-BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 # Triton 3.6 and 3.7 have the faulty ptxas. Triton 3.9 has ptxas 13.4 for Hopper.
 PTXAS = get_ptxas(90).version
 HAS_FAULT = tuple(map(int, PTXAS.split(".")[:2])) <= (12, 8)
 
 
-def kind(
-    geometry: CacheGeometry, group: int = 0, dtype: torch.dtype = BF16, queries: int = 1
-) -> DecodeKind:
-    """Layers of these heads, with `group` original KV heads per latent, 0 for rotary keys."""
-    latent = None
-    if group:
-        up = on_no_device(geometry.key_heads, group * geometry.query_size, geometry.key_size)
-        latent = LatentKeys(up, torch.empty(1, geometry.query_size // 2))
-    return DecodeKind(geometry, BF16, dtype, 16, queries, None, latent)
-
-
 ROTARY = CacheGeometry(32, 96, 8, 96, 8, 64)
 LATENT = CacheGeometry(32, 128, 8, 64, 4, 128)  # two latents for each value head
 ODD = CacheGeometry(8, 128, 1, 102, 1, 3)
 SCALED_BY_HEAD = [
-    replace(kind(LATENT, 1, FP8), scaled_by_head=True),
-    replace(kind(CacheGeometry(32, 64, 8, 64, 4, 128), dtype=FP8), scaled_by_head=True),
+    replace(decode_kind(LATENT, 1, FP8), scaled_by_head=True),
+    replace(
+        decode_kind(CacheGeometry(32, 64, 8, 64, 4, 128), cache_dtype=FP8), scaled_by_head=True
+    ),
 ]
-QUICK = [kind(ROTARY), kind(ROTARY, dtype=FP8), kind(LATENT, 1), *SCALED_BY_HEAD]
+QUICK = [
+    decode_kind(ROTARY),
+    decode_kind(ROTARY, cache_dtype=FP8),
+    decode_kind(LATENT, 1),
+    *SCALED_BY_HEAD,
+]
 # Kernels that a faulty ptxas may get wrong.
-QUICK_ON_HOPPER = [*QUICK, kind(ODD, 1, queries=8)]
+QUICK_ON_HOPPER = [*QUICK, decode_kind(ODD, 1, queries=8)]
 
 _SIZES = [(64, 64), (64, 128), (96, 64), (112, 80), (128, 128), (72, 56), (102, 3), (256, 256)]
 _LATENT_SIZES = [(64, 128), (96, 96), (112, 80), (104, 8), (102, 3), (64, 63), (50, 50), (17, 20)]
 WIDE = [
-    kind(CacheGeometry(8 * parts, key, 2 * parts, key, 2, value), 0, dtype, queries)
+    decode_kind(CacheGeometry(8 * parts, key, 2 * parts, key, 2, value), 0, dtype, queries)
     for key, value in _SIZES
     for parts in (1, 2)
     for dtype in (BF16, FP8)
     for queries in (1, 8)
 ] + [
-    kind(CacheGeometry(8 * parts * group, 128, 2 * parts, key, 2, value), group, dtype, queries)
+    decode_kind(
+        CacheGeometry(8 * parts * group, 128, 2 * parts, key, 2, value), group, dtype, queries
+    )
     for key, value in _LATENT_SIZES
     for parts, group in ((1, 1), (2, 1), (1, 2))
     for dtype in (BF16, FP8)
@@ -101,37 +104,12 @@ def distinct(kinds: Iterable[DecodeKind], capability: tuple[int, int]) -> list[D
     return list(by_key.values())
 
 
-def scale_of(kind: DecodeKind) -> torch.Tensor | None:
-    if kind.cache_dtype != FP8:
-        return None
-    return torch.ones(kind.geometry.key_heads if kind.scaled_by_head else ())
-
-
-def launch_decode(kind: DecodeKind) -> None:
-    g, scale = kind.geometry, scale_of(kind)
-    decode_attention(
-        on_no_device(kind.max_query_len, g.query_heads, g.query_size),
-        on_no_device(2, g.value_heads, 16, g.key_width + g.value_size, dtype=kind.cache_dtype),
-        torch.zeros(1, 2, dtype=torch.int32),
-        torch.zeros(2, dtype=torch.int32),
-        torch.zeros(1, dtype=torch.int32),
-        g,
-        1.0,
-        on_no_device(kind.max_query_len, g.query_heads, g.value_size),
-        decode_scratch(g, kind.max_query_len, CPU, kind.latent),
-        max_query_len=kind.max_query_len,
-        latent=kind.latent,
-        k_scale=scale,
-        v_scale=scale,
-    )
-
-
 def launch_the_others(kind: DecodeKind) -> None:
     """Launch the other kernels for layers of these heads: cache, rotation, prefill, MLP."""
     g, latent, tokens = kind.geometry, kind.latent, 3
-    row, scale = g.key_width + g.value_size, scale_of(kind)
+    row, scales = g.key_width + g.value_size, scales_of(kind)
     cache = on_no_device(2, g.value_heads, 16, row, dtype=kind.cache_dtype)
-    target = CacheTarget(cache, torch.zeros(tokens, dtype=torch.int64), scale, scale)
+    target = CacheTarget(cache, torch.zeros(tokens, dtype=torch.int64), *scales)
     key = on_no_device(tokens, g.value_heads, g.key_width)
     value = on_no_device(tokens, g.value_heads, g.value_size)
     write_cache(key, value, target)
@@ -148,7 +126,7 @@ def launch_the_others(kind: DecodeKind) -> None:
     keys, values = cache.split([g.key_width, g.value_size], dim=-1)
     table, starts = torch.zeros(1, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     gather_rows(
-        KeyValueSource(keys, values, table, scale, scale), starts, tokens, tokens, g, BF16, latent
+        KeyValueSource(keys, values, table, *scales), starts, tokens, tokens, g, BF16, latent
     )
     silu_mul(on_no_device(tokens, 4096), on_no_device(tokens, 4096))
     copy_columns(value, on_no_device(tokens, g.value_heads, g.value_size + 8))
@@ -186,8 +164,8 @@ def check_shared_memory(kernels: list[Compiled], capability: tuple[int, int]) ->
     for kernel in kernels:
         assert kernel.shared <= memory.program, kernel
         if kernel.name.endswith("split_kv"):
-            as_measured = capability == HOPPER and kernel.asked["QUERIES"].rows > 32
-            programs = kernel.asked["programs"] // kernel.asked["multiprocessors"]
+            as_measured = capability == HOPPER and kernel.arguments["QUERIES"].rows > 32
+            programs = kernel.arguments["programs"] // kernel.arguments["multiprocessors"]
             of_all = programs * (kernel.shared + 1024)
             assert as_measured or of_all <= memory.multiprocessor, kernel
 

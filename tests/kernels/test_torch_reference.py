@@ -149,11 +149,11 @@ def test_tiles_of_any_size_give_the_same_numbers(
     tokens = sum(context for _, context in SEQUENCES)
     keys, values = (random(tokens, *heads) for heads in ((4, g.key_size), (2, g.value_size)))
     up = random(g.key_heads, GROUP * HEAD_DIM, g.key_size) if latent else None
-    whole = attention(g, queries, keys, values, up, window)
+    untiled = attention(g, queries, keys, values, up, window)
     with mock.patch.multiple(torch_reference, _MAX_ELEMENTS=largest, _ROWS=rows):
         in_tiles = attention(g, queries, keys, values, up, window)
     # Scores reach the hundreds: fp32 rounds their exponentials by 1e-5.
-    torch.testing.assert_close(in_tiles, whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(in_tiles, untiled, rtol=1e-4, atol=1e-4)
 
 
 class LargestTensor(TorchDispatchMode):

@@ -1,8 +1,10 @@
-"""All kernels that are launched were compiled ahead.
+"""All kernels that are launched were compiled ahead, on all cores.
 
 Triton is stopped before it compiles, so these tests need no GPU.
 """
 
+import ast
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +13,10 @@ import torch
 import triton
 from triton.runtime import driver
 
-from tests.kernels.no_gpu import NoGpu
-from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
+from tests.kernels.no_gpu import CPU, FP8, NoGpu, decode_kind, launch_decode
 from vllm_gac.kernels.decode.schedule import sequence_bound
 from vllm_gac.kernels.decode.warmup import DecodeKind, warmup
+from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
 from vllm_gac.kernels.skinny_gemm.launch import gated_linears, linears
 from vllm_gac.kernels.skinny_gemm.tiling import MAX_TILES, faster_than_cublas
 from vllm_gac.kernels.skinny_gemm.tiling import MAX_TOKENS as SKINNY_MAX_TOKENS
@@ -22,25 +24,23 @@ from vllm_gac.kernels.skinny_gemm.warmup import LaunchKind
 from vllm_gac.kernels.skinny_gemm.warmup import warmup as compile_skinny_gemm
 from vllm_gac.kernels.swiglu import swiglu_linear
 from vllm_gac.kernels.swiglu_limits import MAX_TOKENS
-from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
-CPU = torch.device("cpu")
 MAX_SEQUENCES = 300
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of kernels that Triton does not have and would compile."""
-    asked: list[str] = []
+    names: list[str] = []
 
     def hook(*, key: object, repr: str, **_: Any) -> bool:
-        asked.append(f"{repr} {key}")
+        names.append(f"{repr} {key}")
         return True  # handled: do not compile
 
     monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", hook)
     monkeypatch.setattr(driver, "_active", NoGpu((9, 0)))
-    return asked
+    return names
 
 
 ROTARY = CacheGeometry(32, 96, 8, 96, 8, 64)
@@ -49,60 +49,16 @@ SHARED = CacheGeometry(32, 64, 8, 64, 4, 128)
 LATENT = CacheGeometry(32, 128, 8, 64, 4, 128)
 
 
-def kind(
-    geometry: CacheGeometry,
-    latent: bool = False,
-    cache_dtype: torch.dtype = torch.bfloat16,
-    queries: int = 1,
-    window: int | None = None,
-    block_size: int = 16,
-) -> DecodeKind:
-    keys = None
-    if latent:
-        up = torch.empty(geometry.key_heads, 128, geometry.key_size, dtype=torch.bfloat16)
-        keys = LatentKeys(up, torch.empty(1, 64))
-    return DecodeKind(geometry, torch.bfloat16, cache_dtype, block_size, queries, window, keys)
-
-
 KINDS = [
-    kind(ROTARY),
-    kind(NARROW),
-    kind(SHARED, window=4096),
-    kind(SHARED, block_size=128, queries=4),
-    kind(ROTARY, cache_dtype=torch.float8_e4m3fn),
-    kind(LATENT, latent=True),
-    kind(LATENT, latent=True, cache_dtype=torch.float8_e4m3fn, queries=3),
-    replace(kind(SHARED, cache_dtype=torch.float8_e4m3fn), scaled_by_head=True),
+    decode_kind(ROTARY),
+    decode_kind(NARROW),
+    decode_kind(SHARED, window=4096),
+    decode_kind(SHARED, block_size=128, queries=4),
+    decode_kind(ROTARY, cache_dtype=FP8),
+    decode_kind(LATENT, 1),
+    decode_kind(LATENT, 1, FP8, queries=3),
+    replace(decode_kind(SHARED, cache_dtype=FP8), scaled_by_head=True),
 ]
-
-
-def launch(kind: DecodeKind, sequences: int, blocks: int) -> None:
-    """Decode a batch as a server does: views of larger buffers, many pages, any scale."""
-    geometry, row = kind.geometry, kind.geometry.key_width + kind.geometry.value_size
-    tokens = sequences * kind.max_query_len
-    layers = torch.empty(3, 5, geometry.value_heads, kind.block_size, row, dtype=kind.cache_dtype)
-    scales: list[torch.Tensor | None] = [None, None]
-    if kind.cache_dtype.itemsize == 1:
-        heads = (geometry.key_heads, geometry.value_heads) if kind.scaled_by_head else (1, 1)
-        scales = [torch.ones(count) for count in heads]
-    decode_attention(
-        torch.empty(tokens + 5, geometry.query_heads, geometry.query_size, dtype=kind.dtype)[
-            :tokens
-        ],
-        layers[1],
-        torch.zeros(MAX_SEQUENCES, blocks, dtype=torch.int32)[:sequences],
-        torch.zeros(MAX_SEQUENCES + 1, dtype=torch.int32)[: sequences + 1],
-        torch.zeros(MAX_SEQUENCES, dtype=torch.int32)[:sequences],
-        geometry,
-        geometry.query_size**-0.5,
-        torch.empty(tokens, geometry.query_heads, geometry.value_size, dtype=kind.dtype),
-        decode_scratch(geometry, kind.max_query_len, CPU, kind.latent),
-        max_query_len=kind.max_query_len,
-        window=kind.window,
-        latent=kind.latent,
-        k_scale=scales[0],
-        v_scale=scales[1],
-    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,7 +71,7 @@ def test_no_launch_needs_a_kernel_that_was_not_compiled_ahead(
     assert len(ahead) == 2 * 4
     for sequences in (1, 2, 16, 17, 64, 100, 256, 257, MAX_SEQUENCES):
         for blocks in (1, 7, 512):
-            launch(kind, sequences, blocks)
+            launch_decode(kind, sequences, blocks, MAX_SEQUENCES)
     assert set(compiled) == ahead
 
 
@@ -179,3 +135,19 @@ def test_bounds_are_few_and_never_too_small() -> None:
     assert all(n <= bound for n, bound in enumerate(bounds))
     assert set(bounds) == {16, 64, 256, 1024}
     assert sequence_bound(1025) == 4096
+
+
+def test_a_syntax_tree_stays_complete_where_another_thread_begins_one() -> None:
+    source = "f(" + "1 + x, " * 2000 + ")"  # enough objects for a collection
+
+    def begin_another(*_: object) -> None:
+        """As a thread does that goes on while this one collects garbage; its stack is deeper."""
+        ast.parse("1")
+
+    gc.callbacks.append(begin_another)
+    try:
+        with compiling_on_all_cores():
+            assert len(ast.parse(source).body) == 1
+    finally:
+        gc.callbacks.remove(begin_another)
+    assert gc.isenabled()
