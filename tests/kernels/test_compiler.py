@@ -258,7 +258,7 @@ def test_reads_before_writes_are_found() -> None:
     "that nothing wrote",
 )
 @pytest.mark.parametrize("case", ["odd", "fp8"])
-def test_what_tilings_avoid_is_right_by_a_later_ptxas(case: str) -> None:
+def test_avoided_tilings_are_right_by_a_later_ptxas(case: str) -> None:
     if torch.cuda.get_device_capability() != HOPPER:
         pytest.skip("only Hopper multiplies so")
     # It has its own process: an address may be wrong, too, and then this process loses the GPU.

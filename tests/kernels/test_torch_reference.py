@@ -209,7 +209,7 @@ def test_no_tensor_grows_with_the_context(
     assert largest_tensor(geometry, count, 16384, latent).numbers <= 1.1 * (1 << 22)
 
 
-def test_what_no_query_sees_is_not_met() -> None:
+def test_keys_that_no_query_sees_are_not_read() -> None:
     """A prompt uses half of the square. With a window, each block of queries uses its window."""
     g = CacheGeometry(8, 64, 8, 64, 8, 64)
     blocks = 2048 // 256

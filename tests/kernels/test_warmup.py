@@ -62,7 +62,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_launch_needs_a_kernel_that_was_not_compiled_ahead(
+def test_no_decode_launch_needs_a_kernel_that_was_not_compiled_ahead(
     kind: DecodeKind, compiled: list[str]
 ) -> None:
     warmup([kind], MAX_SEQUENCES, CPU)
@@ -125,7 +125,7 @@ def test_no_linear_of_few_tokens_needs_a_kernel_that_was_not_compiled_ahead(
     assert set(compiled) == ahead
 
 
-def test_what_no_batch_reaches_is_not_compiled(compiled: list[str]) -> None:
+def test_kernels_that_no_batch_reaches_are_not_compiled(compiled: list[str]) -> None:
     compile_skinny_gemm(LAUNCHES[:1], 1, CPU)
     assert len(set(compiled)) == 1
 

@@ -1,9 +1,12 @@
 """Runs a function that uses vLLM's engine in a process of its own."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,20 @@ GPU_OPTIONS: dict[str, Any] = OPTIONS | {
     "gpu_memory_utilization": 0.2,
     "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4]},
 }
+# One thread per rank, which the system places: vLLM would need a NUMA node for each rank.
+CPU_RANKS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+# In eager mode vLLM 0.32 for CPU skips the profiling run, in which a later pipeline stage allocates
+# buffers for the hidden states that it receives. With tracing, but no compilation, it does not skip
+# it.
+_TRACED = {
+    "enforce_eager": False,
+    "compilation_config": {"mode": "DYNAMO_TRACE_ONCE", "backend": "eager"},
+}
+_HERE = Path(__file__).parent
 # Greedy tokens of each prompt, and the top-5 logprobs of every step by token.
 Answers = list[tuple[list[int], list[dict[str, float]]]]
 
@@ -52,8 +69,8 @@ def each_in_engine_process(
     code = (
         "import json, sys; "
         f"from {function.__module__} import {function.__name__} as function; "
-        "found = [function(*arguments) for arguments in json.loads(sys.argv[1])]; "
-        "print('RETURNED ' + json.dumps(found))"
+        "results = [function(*arguments) for arguments in json.loads(sys.argv[1])]; "
+        "print('RETURNED ' + json.dumps(results))"
     )
     return returned(["-c", code, json.dumps(list(calls))], env)
 
@@ -65,16 +82,25 @@ def returned(command: list[str], env: dict[str, str]) -> Any:
         command: Arguments of Python.
         env: Environment variables beside ENVIRONMENT's, which they override.
     """
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | ENVIRONMENT | env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return json.loads(done.stdout.rpartition("RETURNED ")[2].splitlines()[0])
+    with tempfile.TemporaryDirectory() as directory:  # a path short enough for Ray's sockets
+        log = Path(directory, "log")
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                cwd=_HERE.parents[1],
+                env=os.environ | ENVIRONMENT | {"RAY_TMPDIR": directory} | env,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+            try:
+                process.wait()
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # what a failed engine left behind
+                    os.killpg(process.pid, signal.SIGKILL)
+        printed = log.read_text()
+    assert process.returncode == 0, printed[-9000:]
+    return json.loads(printed.rpartition("RETURNED ")[2].splitlines()[0])
 
 
 def answers(llm: Any, prompts: list[list[int]] = PROMPTS, tokens: int = 12) -> Answers:
@@ -82,13 +108,28 @@ def answers(llm: Any, prompts: list[list[int]] = PROMPTS, tokens: int = 12) -> A
     return [answer(output) for output in outputs(llm, prompts, tokens)]
 
 
-def served(directory: str) -> list[Any]:
-    """The answers of a model, its blocks, and the tokens of a block."""
+def served(directory: str, engine: dict[str, Any] | None = None) -> list[Any]:
+    """The answers of a model by an `engine` of these options, its blocks, and a block's tokens."""
     from vllm import LLM
 
-    llm = LLM(directory, **OPTIONS)
+    llm = LLM(directory, **OPTIONS | (engine or {}))
     cache = llm.llm_engine.vllm_config.cache_config
     return [answers(llm), cache.num_gpu_blocks, cache.block_size]
+
+
+def served_by_ranks(model: Path, **engine: Any) -> tuple[Answers, int]:
+    """The answers of an engine with these ranks on a CPU, and the tokens in its cache."""
+    ranks = engine.get("tensor_parallel_size", 1) * engine.get("pipeline_parallel_size", 1)
+    if "pipeline_parallel_size" in engine:
+        engine |= _TRACED
+    path = os.pathsep.join(filter(None, (str(_HERE / "ray_on_cpu"), os.environ.get("PYTHONPATH"))))
+    ray = {
+        "PYTHONPATH": path,
+        "RAY_OVERRIDE_RESOURCES": json.dumps({"GPU": ranks}),
+        "RAY_worker_niceness": "0",  # of 15 by default: starved where something else runs
+    }
+    answered, blocks, block_size = in_engine_process(served, str(model), engine, **CPU_RANKS, **ray)
+    return answered, blocks * block_size
 
 
 def answer(output: Any) -> tuple[list[int], list[dict[str, float]]]:

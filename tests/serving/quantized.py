@@ -120,8 +120,12 @@ def write_modelopt_fp8(
         _write(model, out, packed, {"quantization_config": section})
     else:
         _write(model, out, packed, {})
-        said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
-        document = json.dumps({"producer": producer, "quantization": said})
+        section = {
+            "quant_algo": "FP8",
+            "kv_cache_quant_algo": "FP8",
+            "exclude_modules": ["lm_head"],
+        }
+        document = json.dumps({"producer": producer, "quantization": section})
         (out / "hf_quant_config.json").write_text(document)
     _write(model, rounded, values, {})
 

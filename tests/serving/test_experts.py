@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from tests.serving.parallel_engines import answer
+from tests.serving.engines import assert_same, served_by_ranks
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.checkpoint.open import open_checkpoint
@@ -48,11 +48,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_tensor_parallel_ranks_and_stages_answer_as_one_process(model: Path) -> None:
-    alone = answer(model)
-    two, stages = answer(model, tensor_parallel_size=2), answer(model, pipeline_parallel_size=2)
-    assert two.tokens == stages.tokens == alone.tokens
+    alone, _ = served_by_ranks(model)
+    two, room = served_by_ranks(model, tensor_parallel_size=2)
+    stages, _ = served_by_ranks(model, pipeline_parallel_size=2)
+    assert_same(two, alone)
+    assert_same(stages, alone)
     layout = repeated_heads(padded_layout(open_checkpoint(model).layout, "minimal", tp=2), 2)
-    assert two.room == pytest.approx(2 * (1 << 30) / (4 * layout.kv_elements), rel=0.01)
+    assert room == pytest.approx(2 * (1 << 30) / (4 * layout.kv_elements), rel=0.01)
 
 
 def requested(

@@ -61,13 +61,13 @@ def test_logprobs_are_those_of_transformers_and_of_the_reference(tmp_path: Path)
         )
         dense[name] = raw, write(tmp_path / name / "dense", raw)
         small[name] = tmp_path / name / "compressed"
-        asked = PlanRequest(param_ratio=0.9, kv_ratio=0.6, key_form=KEY_FORM.get(name, "auto"))
+        request = PlanRequest(param_ratio=0.9, kv_ratio=0.6, key_form=KEY_FORM.get(name, "auto"))
         if FAMILIES[raw["model_type"]].has_experts:
-            asked = PlanRequest(kv_ratio=0.6, methods=("heads",))
+            request = PlanRequest(kv_ratio=0.6, methods=("heads",))
         compress(
             dense[name][1],
             small[name],
-            asked,
+            request,
             CompressRequest(max_tokens=1024, sequence_length=128),
             calibration=[text],
             progress=False,

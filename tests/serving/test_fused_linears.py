@@ -136,15 +136,7 @@ def test_plain_linears_take_one_launch_if_that_is_faster(
         assert on_a_gpu == [f"{len(shapes)} by tiles"]
 
 
-def test_without_a_gpu_linears_are_vllms_own() -> None:
-    launch = _launch(*SHAPES)
-    assert not launch.is_plain
-    assert launch.counters.numel() == 0
-    assert list(launch.parameters()) == []  # they stay their owner's
-    assert launch.try_run(torch.randn(3, 48)) is None
-
-
-def test_counters_are_nothing_that_vllm_waits_for_when_it_loads_weights_again(
+def test_vllm_does_not_wait_for_counters_when_it_loads_weights_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(fused_linears, "is_plain", lambda linear: True)

@@ -40,7 +40,7 @@ def test_layouts_are_read_once_until_an_attribute_changes(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_the_config_of_its_family_too(family: str, tmp_path: Path) -> None:
+def test_gac_config_is_also_the_config_of_its_family(family: str, tmp_path: Path) -> None:
     raw: dict[str, Any] = config(model_type=family)
     raw |= {"gac": layout_of(raw).section(), "architectures": ["GacLlamaForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(raw))

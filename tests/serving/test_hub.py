@@ -1,6 +1,5 @@
 """Models on the Hub: by id and revision, offline, and with --download-dir beside their configs."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ from vllm.config.load import LoadConfig
 
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import write
-from tests.serving.engines import OPTIONS, returned
+from tests.serving.engines import in_engine_process, served
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.stubs import ModelConfigStub
 from tests.support import hub
@@ -49,21 +48,15 @@ def _load(config: Any, downloads: Path) -> dict[str, torch.Tensor]:
     return dict(loader.get_all_weights(config, torch.nn.Module()))
 
 
-def test_weights_downloaded_without_their_config_are_served(
+def test_weights_downloaded_without_their_config_are_checked_and_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, blob = _hub_model(tmp_path, monkeypatch)
-    loaded = _load(config, tmp_path / "downloads")
-    stored = load_file(blob)
+    loaded, stored = _load(config, tmp_path / "downloads"), load_file(blob)
     assert loaded.keys() == stored.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in stored.items())
-
-
-def test_downloaded_weights_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, blob = _hub_model(tmp_path, monkeypatch)
-    tensors = load_file(blob)
-    del tensors["model.norm.weight"]
-    save_file(tensors, blob, {"format": "pt"})
+    del stored["model.norm.weight"]
+    save_file(stored, blob, {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
         _load(config, tmp_path / "downloads")
 
@@ -76,9 +69,9 @@ def test_a_model_of_another_tool_is_known_by_its_id(tmp_path: Path) -> None:
         here.models["org/palu"] = Repository({"v1": hub.files_of(tmp_path / "palu")})
         here.models["org/gac"] = Repository({"main": hub.files_of(tmp_path / "gac")})
         local, _ = GacConfigParser().parse(tmp_path / "palu", False)
-        raw, served = GacConfigParser().parse("org/palu", False, revision="v1")
+        raw, hf_config = GacConfigParser().parse("org/palu", False, revision="v1")
         assert raw["gac"]["layers"] == local["gac"]["layers"]
-        assert served.name_or_path == "org/palu"
+        assert hf_config.name_or_path == "org/palu"
         config = SimpleNamespace(model="org/palu", revision="v1")
         with pytest.raises(CheckpointError, match=r"--download-dir down: .*org/palu"):
             check_download_dir(config, LoadConfig(download_dir="down"))
@@ -89,43 +82,22 @@ def test_a_model_of_another_tool_is_known_by_its_id(tmp_path: Path) -> None:
         here.asked.clear()
         raw, _ = GacConfigParser().parse("org/gac", False, revision=None)
         assert layout_of(raw) == dense
-        assert not any("safetensors" in asked for asked in here.asked)
-
-
-SCRIPT = """
-import json, sys
-
-if __name__ == "__main__":
-    from vllm import LLM, SamplingParams
-
-    model, options = json.loads(sys.argv[1])
-    llm = LLM(model, **options)
-    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    prompt = {"prompt_token_ids": list(range(5, 45))}
-    (output,) = llm.generate([prompt], sampling, use_tqdm=False)
-    print("RETURNED " + json.dumps(list(output.outputs[0].token_ids)))
-"""
+        assert not any("safetensors" in request for request in here.asked)
 
 
 @pytest.mark.slow
 def test_an_engine_takes_an_id_with_a_revision_a_download_dir_and_offline(tmp_path: Path) -> None:
     write_model(tmp_path / "model", HETEROGENEOUS[:2])
     write_model(tmp_path / "other", HETEROGENEOUS[2:4])
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
     with hub.running() as here:
         versions = {name: hub.files_of(tmp_path / name) for name in ("model", "other")}
         here.models["org/model"] = Repository({"main": versions["other"], "v1": versions["model"]})
         env = here.environment(tmp_path / "home")
         v1: dict[str, Any] = {"revision": "v1", "tokenizer_revision": "v1"}
         apart = v1 | {"download_dir": str(tmp_path / "downloads")}
-        expected = _generated(script, str(tmp_path / "model"), {}, env)
-        assert _generated(script, "org/model", apart, env) == expected
+        expected = in_engine_process(served, str(tmp_path / "model"), **env)
+        assert in_engine_process(served, "org/model", apart, **env) == expected
         assert list((tmp_path / "downloads").glob("models--org--model/snapshots/*/*.safetensors"))
-        assert _generated(script, "org/model", v1, env) == expected
+        assert in_engine_process(served, "org/model", v1, **env) == expected
     # The Hub is gone.
-    assert _generated(script, "org/model", v1, env | {"HF_HUB_OFFLINE": "1"}) == expected
-
-
-def _generated(script: Path, model: str, options: dict[str, Any], env: dict[str, str]) -> Any:
-    return returned([str(script), json.dumps([model, OPTIONS | options])], env)
+    assert in_engine_process(served, "org/model", v1, **env, HF_HUB_OFFLINE="1") == expected

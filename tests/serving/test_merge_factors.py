@@ -13,9 +13,14 @@ from vllm.config.load import LoadConfig
 
 from tests.importers.low_rank_models import RANKS, TOOLS, low_rank
 from tests.importers.tools import write
-from tests.serving.engines import OPTIONS, answers, assert_same, each_in_engine_process
+from tests.serving.engines import (
+    CPU_RANKS,
+    OPTIONS,
+    answers,
+    assert_same,
+    each_in_engine_process,
+)
 from tests.serving.models import layer, layout_with, write_model
-from tests.serving.parallel_engines import CPU_RANKS
 from tests.serving.stubs import ModelConfigStub, VllmConfigStub, stream
 from tests.serving.test_align import aligned
 from tests.support.dense_models import config

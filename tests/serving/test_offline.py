@@ -23,8 +23,8 @@ if __name__ == "__main__":
         utils.get_mp_context = lambda: multiprocessing.get_context("fork")
     llm = LLM(model, **options)
     sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    asked = [{"prompt_token_ids": list(range(start, start + 40))} for start in (5, 900)]
-    outputs = llm.generate(asked, sampling, use_tqdm=False)
+    prompts = [{"prompt_token_ids": list(range(start, start + 40))} for start in (5, 900)]
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
     started = [type(child).__name__ for child in multiprocessing.active_children()]
     print("RETURNED " + json.dumps([started, [list(o.outputs[0].token_ids) for o in outputs]]))
 """

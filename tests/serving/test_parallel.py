@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.serving.agreement import PROMPTS
+from tests.serving.engines import CPU_RANKS, Answers, assert_same, served_by_ranks
 from tests.serving.models import layer, write_model
-from tests.serving.parallel_engines import CPU_RANKS, MAX_TOKENS, PROMPTS, Answer, answer
 from tests.serving.server import serve
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.checkpoint.open import open_checkpoint
@@ -39,48 +40,44 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(model: Path) -> Answer:
-    return answer(model)
+def alone(model: Path) -> Answers:
+    return served_by_ranks(model)[0]
 
 
-def test_tensor_parallel_ranks_answer_as_one_process(model: Path, alone: Answer) -> None:
-    two = answer(model, tensor_parallel_size=2)
-    assert two.tokens == alone.tokens
+def test_tensor_parallel_ranks_answer_as_one_process(model: Path, alone: Answers) -> None:
+    answers, room = served_by_ranks(model, tensor_parallel_size=2)
+    assert_same(answers, alone)
     layout = repeated_heads(padded_layout(open_checkpoint(model).layout, "minimal", tp=2), 2)
-    assert two.room == pytest.approx(2 * _room(layout), rel=0.01)
+    assert room == pytest.approx(2 * _room(layout), rel=0.01)
 
 
-def test_pipeline_stages_answer_as_one_process(model: Path, alone: Answer) -> None:
-    two = answer(model, pipeline_parallel_size=2)
-    assert two.tokens == alone.tokens
+def test_pipeline_stages_answer_as_one_process(model: Path, alone: Answers) -> None:
+    answers, room = served_by_ranks(model, pipeline_parallel_size=2)
+    assert_same(answers, alone)
     layout = padded_layout(open_checkpoint(model).layout, "minimal")
     stages = [layout.layers[:7], layout.layers[7:]]
     rooms = [_room(replace(layout, layers=layers)) for layers in stages]
     assert rooms[0] != rooms[1]
-    assert two.room == pytest.approx(min(rooms), rel=0.01)
+    assert room == pytest.approx(min(rooms), rel=0.01)
 
 
 @pytest.mark.needs("ray")
 def test_under_ray_stages_of_tensor_parallel_ranks_answer_as_one_process(
-    model: Path, alone: Answer
+    model: Path, alone: Answers
 ) -> None:
-    four = answer(
-        model,
-        tensor_parallel_size=2,
-        pipeline_parallel_size=2,
-        distributed_executor_backend="ray",
-    )
-    assert four.tokens == alone.tokens
+    both = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    answers, _ = served_by_ranks(model, **both, distributed_executor_backend="ray")
+    assert_same(answers, alone)
 
 
 def test_data_parallel_engines_answer_as_one_process(
-    model: Path, alone: Answer, tmp_path: Path
+    model: Path, alone: Answers, tmp_path: Path
 ) -> None:
-    flags = ("--data-parallel-size", "2", "--dtype", "float32", "--max-num-batched-tokens", "64")
+    flags = ("--data-parallel-size", "2", "--dtype", "float32", "--max-num-batched-tokens", "96")
     with serve(model, tmp_path / "log", *flags, env=CPU_RANKS) as server:
         for _ in range(2):
-            answers = server.completions(PROMPTS, MAX_TOKENS)
-            assert [tokens for tokens, _ in answers] == alone.tokens
+            answers = server.completions(PROMPTS, len(alone[0][0]))
+            assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in alone]
         done = re.findall(r'vllm:request_success_total{engine="(\d)",.*} (\S+)', server.metrics())
     assert {engine for engine, count in done if float(count) > 0} == {"0", "1"}
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import pytest
 from packaging.requirements import Requirement
 
-from tests.serving.models import HETEROGENEOUS, write_model
 from vllm_gac.errors import VersionError
 from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.serving import plugin, registration, vllm_internals
@@ -156,27 +155,6 @@ def test_an_unsupported_vllm_serves_other_models(monkeypatch: pytest.MonkeyPatch
     raw, config = parser.parse("model", False, revision="main")
     assert raw == VllmParser.raw
     assert config == ("model", False, {"revision": "main"})
-
-
-@pytest.mark.slow
-def test_an_engine_of_an_unsupported_vllm_says_which_vllm_to_install(tmp_path: Path) -> None:
-    write_model(tmp_path / "model", HETEROGENEOUS[:1])
-    code = f"""
-import sys, vllm
-vllm.__version__ = "0.34.0"
-for name in ("config.parser", "loading.loader", "model.llama"):
-    sys.modules["vllm_gac.serving." + name] = None
-from vllm_gac.serving import plugin
-plugin.register()
-from vllm.engine.arg_utils import EngineArgs
-try:
-    EngineArgs(model={str(tmp_path / "model")!r}).create_engine_config()
-except Exception as e:
-    print("RAISED", e)  # by pydantic, which holds the sentence
-"""
-    raised = _run(code).partition("RAISED")[2]
-    assert "Value error, vLLM 0.34.0 is installed, but this release of vllm-gac serves" in raised
-    assert "Import" not in raised
 
 
 @pytest.mark.parametrize("name", [*vllm_internals._ADAPTER_CHECKS, None])

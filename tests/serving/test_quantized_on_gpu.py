@@ -60,12 +60,12 @@ def test_a_quantized_model_needs_and_gets_the_scales_of_its_cache(
 
 
 @pytest.mark.gpu
-def test_with_scales_of_one_it_would_be_wrong(tmp_path: Path) -> None:
+def test_a_quantized_model_with_scales_of_one_is_wrong(tmp_path: Path) -> None:
     """So the test above can fail."""
     packed, rounded = _packed(tmp_path, LLAMA, "W4A16", SMALL_KEYS, LARGE_VALUES)
     tensors = load_file(packed / "model.safetensors")
-    own = (".self_attn.k_scale", ".self_attn.v_scale")
-    tensors |= {name: torch.ones(1) for name in tensors if name.endswith(own)}
+    suffixes = (".self_attn.k_scale", ".self_attn.v_scale")
+    tensors |= {name: torch.ones(1) for name in tensors if name.endswith(suffixes)}
     save_file(tensors, packed / "model.safetensors", metadata={"format": "pt"})
     answered = in_engine_process(_answers, str(packed), GPU_OPTIONS)
     assert min(_errors(answered, rounded)) > 2 * FP8_NOISE
@@ -159,19 +159,19 @@ def _packed(
     write_model(model, layers, **config)
     tensors, scales = load_file(model / "model.safetensors"), {}
     for index, made in enumerate(layers):
-        own = f"model.layers.{index}.self_attn."
+        prefix = f"model.layers.{index}.self_attn."
         of_keys, of_values = _factors(made, keys, values, by_head)
         of_queries = (1 / of_keys).repeat_interleave(QUERY_HEADS // len(of_keys))
-        for name in [name for name in tensors if name.startswith(own)]:
+        for name in [name for name in tensors if name.startswith(prefix)]:
             factors = {"q": of_queries, "k": of_keys, "v": of_values}
-            tensors[name] = _multiplied(tensors[name], name.removeprefix(own), factors)
+            tensors[name] = _multiplied(tensors[name], name.removeprefix(prefix), factors)
         if scheme == "ModelOpt":
             kinds = {"k_proj.k": of_keys, "v_proj.v": of_values}
         else:  # vLLM's own attention quantizes queries, too
             kinds = {"q": of_queries, "k": of_keys, "v": of_values}
         for kind, factor in kinds.items():
             scale = SCALE * factor
-            scales[f"{own}{kind}_scale"] = scale.view(-1, 1, 1) if by_head else scale[:1].clone()
+            scales[f"{prefix}{kind}_scale"] = scale.view(-1, 1, 1) if by_head else scale[:1].clone()
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     if scheme == "ModelOpt":
         write_modelopt_fp8(model, packed, rounded, scales, inline=False)

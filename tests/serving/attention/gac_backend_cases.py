@@ -30,6 +30,23 @@ SCALES = [
 QUERIES, CONTEXTS = [1, 1, 1], [37, 1, 20]
 
 
+def step(queries: list[int], contexts: list[int], on_host: list[int] | None = None) -> Any:
+    """vLLM's description of a batch, decoding requests first; `on_host` bounds `contexts`."""
+    starts = torch.tensor([0, *queries]).cumsum(0).int()
+    return CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor(contexts, dtype=torch.int32),
+        seq_lens_cpu_upper_bound=torch.tensor(on_host or contexts, dtype=torch.int32),
+        num_reqs=len(queries),
+        num_actual_tokens=sum(queries),
+        max_query_len=max(queries),
+        max_seq_len=max(contexts),
+        block_table_tensor=torch.arange(4 * len(queries), dtype=torch.int32).view(-1, 4),
+        slot_mapping=torch.zeros(sum(queries), dtype=torch.int64),
+    )
+
+
 def layer_of(cache_dtype: Any, window: int | None = None) -> Attention:
     """The layer that a model of vLLM's makes, as on a GPU."""
     gpu_backend.__dict__.update(
@@ -70,20 +87,8 @@ def error_of(layer: Attention, scales: tuple[torch.Tensor, torch.Tensor]) -> flo
     else:
         cache = cache.half()
     tokens = sum(QUERIES)
-    starts = torch.tensor([0, *QUERIES]).cumsum(0).int()
-    lengths = torch.tensor(CONTEXTS).int()
-    common = CommonAttentionMetadata(
-        query_start_loc=starts,
-        query_start_loc_cpu=starts,
-        seq_lens=lengths,
-        seq_lens_cpu_upper_bound=lengths,
-        num_reqs=len(QUERIES),
-        num_actual_tokens=tokens,
-        max_query_len=1,
-        max_seq_len=max(CONTEXTS),
-        block_table_tensor=table,
-        slot_mapping=torch.zeros(tokens, dtype=torch.int64),
-    )
+    common = step(QUERIES, CONTEXTS)
+    common.block_table_tensor = table
     geometry = CacheGeometry(HEADS, SIZE, KV_HEADS, SIZE, KV_HEADS, SIZE)
     builder = object.__new__(gpu_backend.GacBuilder)
     scratch = decode_scratch(geometry, 1, torch.device("cpu"))
@@ -97,10 +102,9 @@ def error_of(layer: Attention, scales: tuple[torch.Tensor, torch.Tensor]) -> flo
     if quantized:
         numbers *= row_scales(geometry, *scales)
     expected = torch.zeros(output.shape, dtype=torch.float32)
-    paged_attention(
-        query, numbers, table, starts.tolist(), CONTEXTS, geometry, SIZE**-0.5, expected,
-        layer.impl.window,
-    )  # fmt: skip
+    starts, window = common.query_start_loc.tolist(), layer.impl.window
+    scale = SIZE**-0.5
+    paged_attention(query, numbers, table, starts, CONTEXTS, geometry, scale, expected, window)
     return float((output.float() - expected).norm() / expected.norm())
 
 

@@ -18,9 +18,9 @@ from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import RopeParameters
 
 BLOCK = 16
-# (query tokens, context before them): whole prompts, later chunks, a short extension.
+# (query tokens, context before them): new prompts, later chunks, a short extension.
 CHUNKS = [(100, 0), (64, 64), (33, 190), (1, 7), (17, 0)]
-WHOLE_PROMPTS = [(100, 0), (64, 0), (1, 0), (17, 0)]
+NEW_PROMPTS = [(100, 0), (64, 0), (1, 0), (17, 0)]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def relative_error(case: Case, device: str, dtype: torch.dtype) -> float:
 def cases(kernels: list[str]) -> list[Case]:
     """Every kernel on all heads that it takes on Hopper.
 
-    Covers whole prompts, later chunks, a sliding window and an fp8 cache.
+    Covers new prompts, later chunks, a sliding window and an fp8 cache.
     """
     every = []
     for kernel in kernels:
@@ -135,11 +135,11 @@ def cases(kernels: list[str]) -> list[Case]:
             sizes = heads.geometry.head_sizes
             if widths(kernel, sizes, (9, 0)) is None:
                 continue
-            every += [Case(heads, kernel), Case(heads, kernel, tuple(WHOLE_PROMPTS))]
+            every += [Case(heads, kernel), Case(heads, kernel, tuple(NEW_PROMPTS))]
         every += [Case(HEADS[1], kernel, window=50), Case(HEADS[7], kernel, window=50)]
         every += [Case(HEADS[1], kernel, quantized=True), Case(HEADS[7], kernel, quantized=True)]
         every += [Case(heads, kernel, heads_first=True) for heads in (HEADS[0], HEADS[1], HEADS[7])]
-    # Gathered in parts of one or two sequences, whole prompts among them.
+    # Gathered in parts of one or two sequences, new prompts among them.
     every += [Case(HEADS[i], "FA4", max_gathered_tokens=224) for i in (1, 7)]
     every += [Case(HEADS[5], "FA3", max_gathered_tokens=224)]
     every += [Case(HEADS[i], "FA3", quantized=True, by_head=True) for i in (0, 5, 7, 8)]

@@ -58,7 +58,7 @@ def _compile(layout: str) -> None:
 @pytest.mark.parametrize(
     ("layout", "strides"), [("LBHNC", (32 * 320, 320)), ("LBNHC", (320, 2 * 320))]
 )
-def test_every_class_compiles_once_without_and_with_a_past(
+def test_prefill_of_every_class_compiles_once_without_and_with_a_past(
     layout: str, strides: tuple[int, int], runs: list[tuple[Any, ...]]
 ) -> None:
     for _ in range(2):
@@ -78,7 +78,7 @@ def test_every_class_compiles_once_without_and_with_a_past(
     assert pasts == [False, True]
 
 
-def test_every_kind_of_scales_is_compiled_for(
+def test_prefill_is_compiled_for_every_kind_of_scales(
     layers: dict[str, SimpleNamespace], runs: list[tuple[Any, ...]]
 ) -> None:
     scales = torch.ones(()), torch.ones(4), torch.ones(())

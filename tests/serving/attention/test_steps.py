@@ -1,6 +1,5 @@
 """The builders of all classes of heads share one step's metadata."""
 
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -8,56 +7,31 @@ import torch
 
 pytest.importorskip("vllm")
 
-
-@pytest.fixture
-def backend() -> ModuleType:
-    from vllm_gac.serving.attention import gpu_backend
-
-    return gpu_backend
+from tests.serving.attention.gac_backend_cases import step
+from vllm_gac.serving.attention import gpu_backend as backend
 
 
-def step(queries: list[int], contexts: list[int], on_host: list[int] | None = None) -> Any:
-    """vLLM's description of a batch, decoding requests first; `on_host` bounds `contexts`."""
-    from vllm.v1.attention.backend import CommonAttentionMetadata
-
-    starts = torch.tensor([0, *queries]).cumsum(0).int()
-    return CommonAttentionMetadata(
-        query_start_loc=starts,
-        query_start_loc_cpu=starts,
-        seq_lens=torch.tensor(contexts, dtype=torch.int32),
-        seq_lens_cpu_upper_bound=torch.tensor(on_host or contexts, dtype=torch.int32),
-        num_reqs=len(queries),
-        num_actual_tokens=sum(queries),
-        max_query_len=max(queries),
-        max_seq_len=max(contexts),
-        block_table_tensor=torch.arange(4 * len(queries), dtype=torch.int32).view(-1, 4),
-        slot_mapping=torch.zeros(sum(queries), dtype=torch.int64),
-    )
-
-
-def builder(backend: ModuleType, scratch: str) -> Any:
+def builder(scratch: str) -> Any:
     made = object.__new__(backend.GacBuilder)
     vars(made).update(max_decode_query=1, max_gathered_tokens=0, scratch=scratch)
     return made
 
 
-def test_builders_of_all_classes_build_a_step_once(
-    backend: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_builders_of_all_classes_build_a_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     build = backend.prefill_batches
     monkeypatch.setattr(backend, "prefill_batches", lambda *a: calls.append(1) or build(*a))
     common = step([1, 1, 20, 7], [50, 9, 20, 30])
-    built = [builder(backend, name).build(0, common) for name in "abc"]
+    built = [builder(name).build(0, common) for name in "abc"]
     assert len(calls) == 1
     assert [metadata.scratch for metadata in built] == ["a", "b", "c"]
     assert len({id(metadata.step) for metadata in built}) == 1
-    assert builder(backend, "a").build(0, step([1], [5])).step is not built[0].step
+    assert builder("a").build(0, step([1], [5])).step is not built[0].step
 
 
 @pytest.mark.parametrize("change", ["seq_lens", "block_table_tensor", "query_start_loc"])
-def test_a_batch_that_was_changed_is_built_again(backend: ModuleType, change: str) -> None:
-    common, made = step([1, 20], [50, 20]), builder(backend, "a")
+def test_a_batch_that_was_changed_is_built_again(change: str) -> None:
+    common, made = step([1, 20], [50, 20]), builder("a")
     first = made.build(0, common).step
     setattr(common, change, getattr(common, change).clone())
     again = made.build(0, common).step
@@ -65,13 +39,13 @@ def test_a_batch_that_was_changed_is_built_again(backend: ModuleType, change: st
     assert made.build(0, common).step is again
 
 
-def test_drafts_do_not_share_a_step(backend: ModuleType) -> None:
-    common, made = step([1, 1], [50, 20]), builder(backend, "a")
+def test_drafts_do_not_share_a_step() -> None:
+    common, made = step([1, 1], [50, 20]), builder("a")
     first = made.build_for_drafting(common, 0).step
     assert made.build_for_drafting(common, 1).step is not first
 
 
-def test_a_mixed_batch_is_split(backend: ModuleType) -> None:
+def test_a_mixed_batch_is_split() -> None:
     batch = backend.step_of(step([1, 1, 20, 7], [50, 9, 20, 30]), 1, 0)
     assert batch.decode_tokens == 2
     assert batch.decode_lengths.tolist() == [50, 9]
@@ -91,14 +65,12 @@ def test_a_mixed_batch_is_split(backend: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(("contexts", "past"), [([20, 7], False), ([20, 8], True)])
-def test_prompts_that_begin_have_no_past(
-    backend: ModuleType, contexts: list[int], past: bool
-) -> None:
+def test_prompts_that_begin_have_no_past(contexts: list[int], past: bool) -> None:
     ((_, prefill),) = backend.step_of(step([20, 7], contexts), 1, 0).prefills
     assert prefill.has_past == past
 
 
-def test_many_prompts_are_split_into_batches(backend: ModuleType) -> None:
+def test_many_prompts_are_split_into_batches() -> None:
     """No batch is larger than the kernels compiled ahead take; each prompt is in one of them."""
     queries = [1, 1, *(2 + i % 3 for i in range(600))]
     common = step(queries, [length + 5 for length in queries])
@@ -116,9 +88,7 @@ def test_many_prompts_are_split_into_batches(backend: ModuleType) -> None:
     assert torch.equal(tables, common.block_table_tensor[2:])
 
 
-def test_lengths_of_prompts_are_the_hosts_and_those_of_drafts_among_them_the_devices(
-    backend: ModuleType,
-) -> None:
+def test_lengths_of_prompts_are_the_hosts_and_those_of_drafts_among_them_the_devices() -> None:
     """The host's lengths of requests that verify drafts are bounds: all drafts may be accepted."""
     prompts_last = step([1, 5, 20, 30], [50, 40, 20, 70], on_host=[53, 43, 21, 71])
     ((_, prefill),) = backend.step_of(prompts_last, 8, 0).prefills

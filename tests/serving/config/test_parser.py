@@ -35,15 +35,10 @@ def written_by_palu(directory: Path, ranks: dict[str, list[int]] = RANKS, **kwar
     return write(directory, *palu(RAW, ranks), **kwargs)
 
 
-def test_models_that_vllm_serves_are_left_to_it(tmp_path: Path) -> None:
-    assert config_to_serve(demo.MODEL) is None
-    assert config_to_serve(Path("meta-llama/Llama-3.1-8B")) is None
-    assert config_to_serve(tmp_path) is None
-
-
 @pytest.mark.parametrize(
     "changes",
     [
+        {},
         {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
         {"architectures": ["LlamaModel"]},
         {"architectures": ["LlamaForCausalLMEagle3"]},
@@ -52,21 +47,20 @@ def test_models_that_vllm_serves_are_left_to_it(tmp_path: Path) -> None:
         {"model_type": "gemma4_text", "per_layer_config": {"0": {"head_dim": 512}}},
     ],
 )
-def test_other_models_are_not_opened(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_other_models_and_broken_dense_ones_are_left_to_vllm(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(RAW | changes))
-    (tmp_path / "model.safetensors").write_bytes(b"to be left alone")
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
     assert config_to_serve(tmp_path) is None
 
 
-def test_a_quantized_model_is_left_to_vllm(tmp_path: Path) -> None:
+def test_models_that_vllm_serves_are_left_to_it(tmp_path: Path) -> None:
+    assert config_to_serve(demo.MODEL) is None
+    assert config_to_serve(Path("meta-llama/Llama-3.1-8B")) is None
+    assert config_to_serve(tmp_path) is None
     write(tmp_path, RAW, dense(RAW), change=prune)
     (tmp_path / "hf_quant_config.json").write_text("{}")
-    assert config_to_serve(tmp_path) is None
-
-
-def test_a_faulty_dense_model_is_left_to_the_load_format(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(RAW))
-    (tmp_path / "model.safetensors").write_bytes(b"broken")
     assert config_to_serve(tmp_path) is None
 
 
@@ -100,16 +94,16 @@ def test_the_config_holds_all_that_other_processes_need(tmp_path: Path) -> None:
 def test_everything_else_goes_to_the_previous_parser(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[Any] = []
+    calls: list[Any] = []
 
     class Before(HFConfigParser):
         def parse(self, *args: Any, **kwargs: Any) -> Any:
-            asked.append((args, kwargs))
+            calls.append((args, kwargs))
             return {}, None
 
     monkeypatch.setattr(GacConfigParser, "before", Before)
     assert GacConfigParser().parse(str(demo.MODEL), True, "main", token="t") == ({}, None)
-    assert asked == [((str(demo.MODEL), True, "main"), {"token": "t"})]
+    assert calls == [((str(demo.MODEL), True, "main"), {"token": "t"})]
 
 
 def test_a_faulty_directory_of_a_tool_is_refused_at_once(tmp_path: Path) -> None:
@@ -126,29 +120,25 @@ def parsed(directory: Path) -> ModelConfigStub:
     return ModelConfigStub(directory, GacConfigParser().parse(directory, False)[0])
 
 
-def test_the_loader_streams_the_layouts_tensors(tmp_path: Path) -> None:
-    streamed = dict(stream(parsed(written_by_palu(tmp_path))))
-    _, checkpoint = open_any_format(tmp_path)
+def test_the_loader_streams_the_layouts_tensors_and_refuses_others(tmp_path: Path) -> None:
+    directory = written_by_palu(tmp_path / "model")
+    served = parsed(directory)
+    streamed = dict(stream(served))
+    _, checkpoint = open_any_format(directory)
     assert {name: tuple(t.shape) for name, t in streamed.items()} == checkpoint.layout.tensors()
     with checkpoint.reader() as read:
         assert all(torch.equal(read(name), tensor) for name, tensor in streamed.items())
-
-
-def test_the_loader_refuses_a_factor_that_is_missing_or_not_finite(tmp_path: Path) -> None:
     down = "model.layers.0.self_attn.k_proj.VT.weight"
-    sound = parsed(written_by_palu(tmp_path))
-    written_by_palu(tmp_path, change=lambda t: t.pop(down))
+    written_by_palu(directory, change=lambda t: t.pop(down))
     with pytest.raises(CheckpointError, match=rf"{down}: .*\[25, 48\]"):
-        dict(stream(sound))
-    written_by_palu(tmp_path, change=lambda t: t[down].view(-1)[7:8].fill_(torch.inf))
-    with pytest.raises(CheckpointError, match=r"k_proj\.VT\.weight: .*NaN"):
-        dict(stream(sound))
-
-
-def test_another_model_cannot_be_reloaded_into_the_served_one(tmp_path: Path) -> None:
-    served = parsed(written_by_palu(tmp_path / "a"))
-    other = written_by_palu(tmp_path / "b", ranks_of([([9, 16], [12, 31]), ([17], [34])]))
-    served.model = str(other)
+        dict(stream(served))
+    written_by_palu(directory, change=lambda t: t[down].view(-1)[7:8].fill_(torch.inf))
+    with pytest.raises(CheckpointError, match=rf"{down}: .*NaN"):
+        dict(stream(served))
+    # Weights of another model, as by reload_weights.
+    served.model = str(
+        written_by_palu(tmp_path / "other", ranks_of([([9, 16], [12, 31]), ([17], [34])]))
+    )
     with pytest.raises(CheckpointError, match="layer 1"):
         dict(stream(served))
 

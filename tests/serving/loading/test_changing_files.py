@@ -18,22 +18,6 @@ from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.serving.loading import loader as loader_module
 
 
-def removed(shard: Path) -> None:
-    shard.unlink()
-
-
-def emptied(shard: Path) -> None:
-    os.truncate(shard, 0)
-
-
-def halved(shard: Path) -> None:
-    os.truncate(shard, shard.stat().st_size // 2)
-
-
-def without_its_last_byte(shard: Path) -> None:
-    os.truncate(shard, shard.stat().st_size - 1)
-
-
 def replaced(shard: Path) -> None:
     other = shard.with_name("other")
     other.write_bytes(shard.read_bytes() + b"\0" * 64)
@@ -52,10 +36,10 @@ def turned_into_a_directory(shard: Path) -> None:
 
 
 CHANGES: dict[str, Callable[[Path], None]] = {
-    "removed": removed,
-    "emptied": emptied,
-    "halved": halved,
-    "one byte short": without_its_last_byte,
+    "removed": Path.unlink,
+    "emptied": lambda shard: os.truncate(shard, 0),
+    "halved": lambda shard: os.truncate(shard, shard.stat().st_size // 2),
+    "one byte short": lambda shard: os.truncate(shard, shard.stat().st_size - 1),
     "replaced": replaced,
     "rewritten": rewritten,
     "a directory": turned_into_a_directory,

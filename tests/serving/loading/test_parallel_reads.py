@@ -17,7 +17,7 @@ def read(name: str) -> torch.Tensor:
 
 
 @given(count=st.integers(0, 40), threads=st.integers(1, 6))
-def test_every_tensor_comes_once(count: int, threads: int) -> None:
+def test_parallel_reads_give_every_tensor_once(count: int, threads: int) -> None:
     names = [str(number) for number in range(count)]
     tensors = {name: int(tensor) for name, tensor in read_in_parallel(read, names, threads)}
     assert tensors == {name: int(name) for name in names}
@@ -25,13 +25,8 @@ def test_every_tensor_comes_once(count: int, threads: int) -> None:
 
 def test_one_thread_keeps_the_order_of_reading() -> None:
     order: list[str] = []
-
-    def noted(name: str) -> torch.Tensor:
-        order.append(name)
-        return read(name)
-
     names = [str(number) for number in range(30)]
-    list(read_in_parallel(noted, names, 1))
+    list(read_in_parallel(lambda name: order.append(name) or read(name), names, 1))
     assert order == names
 
 
@@ -55,15 +50,11 @@ def broken(name: str) -> torch.Tensor:
     return read(name)
 
 
-def test_an_error_stops_all_threads() -> None:
+def test_an_error_or_stopping_early_leaves_no_thread_behind() -> None:
     before = threading.active_count()
     with pytest.raises(CheckpointError, match="7 is broken"):
         list(read_in_parallel(broken, map(str, range(1000)), 4))
     assert threading.active_count() == before
-
-
-def test_stopping_early_leaves_no_thread_behind() -> None:
-    before = threading.active_count()
     tensors: Generator[object, None, None] = read_in_parallel(read, map(str, range(1000)), 4)
     next(tensors)
     tensors.close()

@@ -91,8 +91,8 @@ def _agree_on(actual: Answers, expected: Answers, top_error: float) -> None:
 
 
 def _served(model: Path, backend: str, cache: str, **options: Any) -> dict[str, Any]:
-    asked = ON_GPU | {"attention_backend": backend, "kv_cache_dtype": cache} | options
-    answered: dict[str, Any] = in_engine_process(_answers, str(model), asked)
+    requested = ON_GPU | {"attention_backend": backend, "kv_cache_dtype": cache} | options
+    answered: dict[str, Any] = in_engine_process(_answers, str(model), requested)
     return answered
 
 
@@ -154,27 +154,27 @@ def test_every_family_answers_alike_with_gac_attention(family: str, tmp_path: Pa
 
 
 @pytest.mark.gpu
-def test_users_ask_for_it_by_one_flag(tmp_path: Path) -> None:
+def test_gac_attention_is_requested_by_one_flag(tmp_path: Path) -> None:
     """The engine is a process of its own, to which vLLM pickles the choice."""
     log, flags = tmp_path / "log", ("--gpu-memory-utilization", "0.2")
-    asked = ("--kv-cache-dtype", "fp8", "--attention-backend", "GAC")
-    with serve(demo.MODEL, log, *asked, *flags) as server:
+    requested = ("--kv-cache-dtype", "fp8", "--attention-backend", "GAC")
+    with serve(demo.MODEL, log, *requested, *flags) as server:
         completions = server.completions(PROMPTS[:2], 8)
     assert [len(tokens) for tokens, _ in completions] == [8, 8]
-    said = log.read_text()
-    assert "Attention of 8 query heads, rotary keys 4 x 128, values 4 x 128: decode gac" in said
-    assert "Using LBHNC KV cache layout" in said
+    logged = log.read_text()
+    assert "Attention of 8 query heads, rotary keys 4 x 128, values 4 x 128: decode gac" in logged
+    assert "Using LBHNC KV cache layout" in logged
 
 
 @pytest.mark.gpu
-def test_drafts_change_nothing() -> None:
+def test_drafts_change_no_answer_of_gac_attention() -> None:
     plain = _served(demo.MODEL, "GAC", "fp8")
     drafted = _served(demo.MODEL, "GAC", "fp8", speculative_config=DRAFTED)
     _agree(drafted, plain, TOP_ERROR)
 
 
 @pytest.mark.gpu
-def test_many_requests_of_all_lengths_at_once() -> None:
+def test_many_requests_of_all_lengths_at_once_agree_with_vllms() -> None:
     """Prompts and decoding requests share steps, and contexts are split among programs."""
     stock, ours = (
         in_engine_process(_many, str(demo.MODEL), ON_GPU | {"attention_backend": backend})
@@ -194,10 +194,10 @@ def _many(model: str, options: dict[str, Any]) -> Any:
 
 
 @pytest.mark.gpu
-def test_what_it_does_not_do_is_said_in_a_sentence() -> None:
-    asked = ON_GPU | {"attention_backend": "GAC", "dtype": "float32"}
-    said = in_engine_process(_refused, str(demo.MODEL), asked)
-    assert "--dtype: is float32" in said
+def test_a_dtype_that_gac_attention_does_not_support_is_refused() -> None:
+    requested = ON_GPU | {"attention_backend": "GAC", "dtype": "float32"}
+    message = in_engine_process(_refused, str(demo.MODEL), requested)
+    assert "--dtype: is float32" in message
 
 
 def _refused(model: str, options: dict[str, Any]) -> str:
