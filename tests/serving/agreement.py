@@ -1,11 +1,12 @@
 """Compares served answers with the fp32 reference model on the same weights."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from tests.serving.server import Server
+from tests.serving.server import Answers, Server
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 
@@ -21,54 +22,36 @@ CHUNKED = ("--max-num-batched-tokens", "96", "--enable-prefix-caching")
 def assert_agrees_with_reference(server: Server, directory: Path) -> None:
     """Serve every prompt twice, the second time from the prefix cache, and check each step."""
     checkpoint = open_checkpoint(directory)
-    model = reference(checkpoint)
-    for _ in range(2):
-        for prompt, (tokens, top) in zip(PROMPTS, server.completions(PROMPTS, 16), strict=True):
-            with checkpoint.reader() as read:
-                sequence = torch.tensor([prompt + tokens])
-                expected = logits(model, read, sequence)[0, len(prompt) - 1 : -1]
-            _assert_steps_agree(expected.log_softmax(-1), tokens, top)
+    with checkpoint.reader() as read:
+        expected = partial(logits, reference(checkpoint), read)
+        for _ in range(2):
+            assert_agrees(server.completions(PROMPTS, 16), expected, directory, TIE, TOP_ERROR)
     hits = [line for line in server.metrics().splitlines() if "prefix_cache_hits_total{" in line]
     assert float(hits[0].split()[-1]) > 0, "the second round did not use the prefix cache"
 
 
-def _assert_steps_agree(
-    expected: torch.Tensor, tokens: list[int], top: list[dict[int, float]]
-) -> None:
-    for step, (gap, error) in enumerate(step_errors(expected, tokens, top)):
-        assert gap < TIE, f"step {step}: another greedy token"
-        assert error < TOP_ERROR, f"step {step}: a logprob is off by {error:.3f}"
-
-
 def assert_agrees(
-    answers: list[tuple[list[int], list[dict[str, float]]]],
+    answers: Answers,
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     model: object,
-    error: float = ERROR,
+    max_gap: float = ERROR,
+    max_error: float = ERROR,
 ) -> None:
-    """Check an fp32 engine's answers to `PROMPTS`: each token is the best, each logprob right.
+    """Check answers to `PROMPTS`: each token is the reference's best, and each logprob right.
 
-    `logits_of` gives the expected logits of tokens, [1, tokens, vocab]; a failure names `model`.
+    Args:
+        answers: Those of an engine.
+        logits_of: Gives the expected logits of tokens, [1, tokens, vocab].
+        model: What a failure names.
+        max_gap: How far a token's logprob may be below that of the reference's best.
+        max_error: How far a top-5 logprob may be off.
     """
     for prompt, (tokens, top) in zip(PROMPTS, answers, strict=True):
         with torch.inference_mode():
             expected = logits_of(torch.tensor([prompt + tokens]))[0, len(prompt) - 1 : -1]
-        by_id = [{int(token): logprob for token, logprob in step.items()} for step in top]
-        for errors in step_errors(expected.log_softmax(-1), tokens, by_id):
-            assert max(errors) < error, model
-
-
-def step_errors(
-    expected: torch.Tensor, tokens: list[int], top: list[dict[int, float]]
-) -> list[tuple[float, float]]:
-    """By step: how far its token is below the reference's best, and the largest logprob error.
-
-    `expected` are the reference's logprobs, [steps, vocab].
-    """
-    return [
-        (
-            float(row.max() - row[token]),
-            max(abs(float(row[candidate]) - logprob) for candidate, logprob in served.items()),
-        )
-        for row, token, served in zip(expected, tokens, top, strict=True)
-    ]
+        steps = zip(expected.log_softmax(-1), tokens, top, strict=True)
+        for step, (row, token, served) in enumerate(steps):
+            gap = float(row.max() - row[token])
+            assert gap < max_gap, f"{model}, step {step}: another greedy token"
+            error = max(abs(float(row[int(name)]) - logprob) for name, logprob in served.items())
+            assert error < max_error, f"{model}, step {step}: a logprob is off by {error:.2g}"

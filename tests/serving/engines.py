@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.serving.agreement import PROMPTS
+from tests.serving.server import Answers
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process: the function sees worker and model
@@ -50,8 +51,6 @@ _TRACED = {
     "compilation_config": {"mode": "DYNAMO_TRACE_ONCE", "backend": "eager"},
 }
 _HERE = Path(__file__).parent
-# Greedy tokens of each prompt, and the top-5 logprobs of every step by token.
-Answers = list[tuple[list[int], list[dict[str, float]]]]
 
 
 def in_engine_process(function: Callable[..., Any], *arguments: Any, **env: str) -> Any:
@@ -140,12 +139,28 @@ def answer(output: Any) -> tuple[list[int], list[dict[str, float]]]:
 
 
 def outputs(
-    llm: Any, prompts: list[list[int]] = PROMPTS, tokens: int = 12, lora_request: Any = None
+    llm: Any,
+    prompts: list[list[int]] = PROMPTS,
+    tokens: int = 12,
+    lora_request: Any = None,
+    transfers: list[dict[str, Any]] | None = None,
 ) -> Any:
-    """vLLM's RequestOutput for each prompt: greedy tokens, with the top-5 logprobs."""
+    """vLLM's RequestOutput for each prompt: greedy tokens, with the top-5 logprobs.
+
+    `transfers` are vLLM's `kv_transfer_params` of each prompt.
+    """
     from vllm import SamplingParams
 
-    sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=5)
+    sampling = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=tokens,
+            ignore_eos=True,
+            logprobs=5,
+            extra_args={"kv_transfer_params": transfer} if transfer else None,
+        )
+        for transfer in transfers or [None] * len(prompts)
+    ]
     requests = [{"prompt_token_ids": prompt} for prompt in prompts]
     return llm.generate(requests, sampling, use_tqdm=False, lora_request=lora_request)
 

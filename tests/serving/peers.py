@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.serving.engines import ENVIRONMENT, OPTIONS, Answers, answer
+from tests.serving.engines import ENVIRONMENT, OPTIONS, Answers, answer, outputs
 
 # Two or three engines share a GPU.
 _ON_GPU = {"dtype": "bfloat16", "kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.1}
@@ -98,33 +98,13 @@ def _serve(model: str, transfer: dict[str, Any] | None) -> None:
     config = KVTransferConfig(**transfer) if transfer else None
     llm = LLM(model, kv_transfer_config=config, **options)
     for line in sys.stdin:
-        answered = _outputs(llm, **json.loads(line))
+        answered = outputs(llm, **json.loads(line))
         reply = {
             "answers": [answer(output) for output in answered],
             "cached": [output.num_cached_tokens for output in answered],
             "transfers": [output.kv_transfer_params for output in answered],
         }
         print(_ANSWER + json.dumps(reply), flush=True)
-
-
-def _outputs(
-    llm: Any, prompts: list[list[int]], tokens: int, transfers: list[dict[str, Any]] | None
-) -> Any:
-    from vllm import SamplingParams
-
-    sampling = [
-        SamplingParams(
-            temperature=0,
-            max_tokens=tokens,
-            ignore_eos=True,
-            logprobs=5,
-            extra_args={"kv_transfer_params": transfer} if transfer else None,
-        )
-        for transfer in transfers or [None] * len(prompts)
-    ]
-    return llm.generate(
-        [{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False
-    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until
 
 START_SECONDS = 900
+# Greedy tokens of each prompt, and the top-5 logprobs of every step by token.
+Answers = list[tuple[list[int], list[dict[str, float]]]]
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,8 @@ class Server:
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE) as response:
             return str(response.read().decode())
 
-    def completions(
-        self, prompts: list[list[int]], max_tokens: int
-    ) -> list[tuple[list[int], list[dict[int, float]]]]:
-        """Greedy tokens for each prompt of token ids, with the top-5 logprobs of every step."""
+    def completions(self, prompts: list[list[int]], max_tokens: int) -> Answers:
+        """Greedy answers to prompts of token ids."""
         answer = self.client().completions.create(
             model=self.model,
             prompt=prompts,
@@ -51,15 +51,15 @@ class Server:
             assert choice.logprobs is not None
             assert choice.logprobs.tokens is not None
             assert choice.logprobs.top_logprobs is not None
-            tokens = [_token_id(token) for token in choice.logprobs.tokens]
+            tokens = [int(_token_id(token)) for token in choice.logprobs.tokens]
             steps = choice.logprobs.top_logprobs
             top = [{_token_id(t): p for t, p in step.items()} for step in steps]
             completions.append((tokens, top))
         return completions
 
 
-def _token_id(token: str) -> int:
-    return int(token.removeprefix("token_id:"))
+def _token_id(token: str) -> str:
+    return token.removeprefix("token_id:")
 
 
 @contextlib.contextmanager

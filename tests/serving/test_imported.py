@@ -146,7 +146,7 @@ def test_logprobs_match_the_original(case: str, models: Served) -> None:
     assert open_to_serve(directory)[0] == CASES[case][0]
     # Palu's files are in fp16 there, and so is the o_proj that its values are absorbed in.
     error = 1e-3 if case == "palu" else ERROR
-    assert_agrees(answers, lambda ids: model(ids).logits, case, error)
+    assert_agrees(answers, lambda ids: model(ids).logits, case, error, error)
 
 
 @pytest.mark.slow

@@ -58,12 +58,13 @@ def test_an_adapter_for_all_layer_shapes_answers_as_the_merged_model(
     flags += ("--max-lora-rank", str(RANK), "--lora-modules", f"tuned={adapter}")
     env = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     with serve(model, tmp_path / "log", *flags, env=env) as server:
-        base = _completions(server)
-        assert_same(_completions(dataclasses.replace(server, model="tuned")), expected)
+        base = server.completions(PROMPTS, 12)
+        tuned = dataclasses.replace(server, model="tuned")
+        assert_same(tuned.completions(PROMPTS, 12), expected)
         status, message = _load_adapter(server, dense)
         assert status >= 400
         assert all(each in message for each in ("q_proj", "lora_B", "512", "384"))
-        assert_same(_completions(server), base)
+        assert_same(server.completions(PROMPTS, 12), base)
         assert "Padding 4 dims with zeros" in server.log.read_text()
     # The answers differ, so the test can tell which model answered.
     assert [tokens for tokens, _ in base] != [tokens for tokens, _ in expected]
@@ -89,13 +90,6 @@ def _sharded_answers(model: str, adapter: str) -> Answers:
     llm = LLM(model, enable_lora=True, **sharded, **OPTIONS)  # type: ignore[arg-type]
     request = LoRARequest("tuned", 1, adapter)
     return [answer(output) for output in outputs(llm, lora_request=request)]
-
-
-def _completions(server: Server) -> Answers:
-    return [
-        (tokens, [{str(token): p for token, p in step.items()} for step in top])
-        for tokens, top in server.completions(PROMPTS, 12)
-    ]
 
 
 def _load_adapter(server: Server, directory: Path) -> tuple[int, str]:

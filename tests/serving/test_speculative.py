@@ -8,7 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.serving.engines import OPTIONS, answers, assert_same, each_in_engine_process, outputs
+from tests.serving.engines import (
+    OPTIONS,
+    answers,
+    assert_same,
+    each_in_engine_process,
+    in_engine_process,
+    outputs,
+)
 from tests.serving.models import HETEROGENEOUS, write_model
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import embed, layer_forward, layer_weights, reference
@@ -33,8 +40,9 @@ def test_drafts_change_no_token_and_eagle3_gets_the_hidden_states_of_any_layer_s
     model = tmp_path / "model"
     write_model(model, HETEROGENEOUS)
     eagle = {"method": "eagle3", "num_speculative_tokens": 3, "model": str(drafter(tmp_path / "e"))}
-    calls = [(str(model), speculative) for speculative in (None, NGRAM, eagle)]
-    plain, by_ngrams, by_eagle = each_in_engine_process(_serve, calls)
+    plain, by_eagle = each_in_engine_process(_serve, [(str(model), None), (str(model), eagle)])
+    # Of vLLM 0.32 no engine starts in a process that has drafted by n-grams.
+    by_ngrams = in_engine_process(_serve, str(model), NGRAM)
     for drafted in (by_ngrams, by_eagle):
         assert_same(drafted["answers"], plain["answers"])
         assert drafted["drafted"] > 0
