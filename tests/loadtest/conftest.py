@@ -16,3 +16,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         for rate in (1.0, 3.0)
         for repeat in range(2)
     ]
+
+
+@pytest.fixture
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of a report's time."""
+    monkeypatch.setattr("loadtest.report.plots._svg", lambda figure: "<svg></svg>")

@@ -15,9 +15,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from loadtest.mock_server import Asked, Mock, Timing, reply, write_event
+from loadtest.mock_server import Asked, Mock, Timing, reply
 
-FaultKind = Literal["none", "refuse", "busy", "hang", "stall", "empty-first", "null-error"]
+FaultKind = Literal["none", "refuse", "busy", "hang", "stall"]
 STALL = 0.5  # seconds
 
 
@@ -28,8 +28,6 @@ class Faulty(Mock):
     - busy: it answers 503.
     - hang: it never answers.
     - stall: half a second passes in the middle of the answer.
-    - empty-first: an event without text comes at once, before there is a token.
-    - null-error: each event has `"error": null`, which is no error.
 
     The log gets a line of JSON for each request, when its fate is known: `opening`, the first
     tokens of the prompt, which are enough to be unique; `arrived`, when it had arrived; `sent`,
@@ -72,20 +70,13 @@ class Faulty(Mock):
             line = {"opening": asked.prompt[:8], "arrived": came, "sent": sent}
             self._log.write(json.dumps(line) + "\n")
 
-    def begin(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
-        super().begin(asked, writer)
-        if self._fault == "empty-first" and isinstance(asked, _Hit):
-            nothing = {"delta": {"content": ""}} if asked.chat else {"text": ""}
-            write_event(writer, {"choices": [{"index": 0, **nothing, "finish_reason": None}]})
-
     def due(self, asked: Asked, k: int) -> float:
         stalls = self._fault == "stall" and isinstance(asked, _Hit) and k > asked.count // 2
         return super().due(asked, k) + STALL * stalls
 
     def token(self, asked: Asked, k: int) -> dict[str, Any]:
         self._sent[id(asked)].append(self._clock())
-        more = {"error": None} if self._fault == "null-error" and isinstance(asked, _Hit) else {}
-        return super().token(asked, k) | more
+        return super().token(asked, k)
 
 
 class _Hit(Asked):

@@ -1,17 +1,12 @@
 """A/B files, and a complete comparison of two mock servers."""
 
-import contextlib
 import json
 import re
-import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import loadtest
@@ -27,11 +22,9 @@ from loadtest.ab.progress import prediction
 from loadtest.ab.server import Running
 from loadtest.mock_server import Timing
 from loadtest.traffic.schedule import fingerprint, read_schedule
-from tests.loadtest.locusts import ROOT
 from tests.loadtest.runs import write_run
 from tests.loadtest.servers import mock, scripted
 from tests.support.local_servers import free_port
-from tests.support.waiting import PATIENCE, wait_until
 
 SHIPPED = sorted((Path(loadtest.__file__).parent / "comparisons").glob("*.yaml"))
 TEXT = """
@@ -292,38 +285,6 @@ def test_steps_whose_client_did_not_keep_up_are_repeated_once(
 
 @pytest.mark.slow
 @pytest.mark.needs("locust")
-def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
-    text = TEXT.replace("duration: 2", "duration: 600", 2).replace("[5, 8]", "[20, 30]")
-    text = text.replace("duration: 600", "duration: 2", 1)
-    path, out = written(tmp_path, text, port=free_port()), tmp_path / "out"
-    command = [sys.executable, "-m", "loadtest", "ab", str(path), str(out)]
-    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) as comparison:
-        # The second kind of traffic takes ten minutes.
-        under_way = out / "staircases" / "slow-1-calibration" / "records.0.jsonl"
-        wait_until(
-            lambda: under_way.exists() and under_way.stat().st_size > 0, 3 * PATIENCE, "the traffic"
-        )
-        comparison.send_signal(signal.SIGINT)
-        said, _ = comparison.communicate()
-    assert comparison.returncode == 130
-    assert "to go on: the same command again" in said
-    content = json.loads((out / "report.json").read_text())
-    expected = {f"slow-1-smoke-{rate}-per-second" for rate in (20, 30)}
-    there = {path.name for path in (out / "runs").iterdir() if (path / "run.json").exists()}
-    assert expected <= there
-    # A step whose client did not keep up is there a second time, and may be left out.
-    names = {run["directory"].removesuffix("-again") for run in content["runs"]}
-    assert names <= expected
-    if not any("again" in name for name in there):
-        assert names == expected
-    # Its client and its servers are gone.
-    wait_until(
-        lambda: not any(str(path.parent) in line for line in command_lines()), PATIENCE, "the end"
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.needs("locust")
 @pytest.mark.parametrize(
     ("server", "message"),
     [
@@ -342,12 +303,6 @@ def test_a_server_that_answers_nothing_or_dies_ends_the_comparison(
     with pytest.raises(LoadTestError, match=message) as raised:
         run_comparison(load_comparison(path), tmp_path / "out")
     assert str(tmp_path / "out" / "slow-1.log") in str(raised.value)
-
-
-def command_lines() -> Iterator[str]:
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            yield " ".join(process.cmdline())
 
 
 def turns_and_starts(said: str) -> tuple[list[str], list[str]]:

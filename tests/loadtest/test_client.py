@@ -259,30 +259,7 @@ def test_a_base_url_is_what_comes_before_v1() -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("kind", "error"),
-    [
-        ("refuse", "RemoteDisconnected"),
-        ("busy", "HTTP 503"),
-        ("hang", "no answer for 0.05 s"),
-        ("stall", None),
-        ("empty-first", None),
-        ("null-error", None),
-    ],
-)
-def test_each_fault_of_the_mock_is_seen_as_what_it_is(kind: FaultKind, error: str | None) -> None:
-    timeout = 0.05 if kind == "hang" else PATIENCE
-    with mock(Timing(0.05, 0.001), kind) as url:
-        record = ask(url, timeout=timeout)
-    if error is not None:
-        assert record.error is not None
-        assert error in record.error
-        return
-    assert record.error is None
-    assert len(record.tokens) == 5  # the empty event is none
-
-
-@pytest.mark.parametrize("kind", ["none", "stall", "empty-first", "null-error"])
+@pytest.mark.parametrize("kind", ["none", "stall"])
 def test_the_mock_sends_tokens_when_they_are_due(kind: FaultKind) -> None:
     log = io.StringIO()
     with mock(Timing(0.05, 0.01), kind, log) as url:

@@ -7,15 +7,10 @@ from pathlib import Path
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.report import plots
 from tests.loadtest.gate_simulation import red
 from tests.loadtest.runs import write_run, write_starts
 
-
-@pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes most of a report's time."""
-    monkeypatch.setattr(plots, "_svg", lambda figure: "<svg></svg>")
+pytestmark = pytest.mark.usefixtures("without_plots")
 
 
 def gate(runs: list[Path], *options: str) -> tuple[int, str]:

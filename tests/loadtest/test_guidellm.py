@@ -8,17 +8,12 @@ import pytest
 
 from loadtest.__main__ import main
 from loadtest.errors import LoadTestError
-from loadtest.report import plots
 from loadtest.report.report import ReportOptions, write_report
 from loadtest.runs.guidellm import read_guidellm
 
 BEGUN = 1.8e9
 
-
-@pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes most of a report's time."""
-    monkeypatch.setattr(plots, "_svg", lambda figure: "<svg></svg>")
+pytestmark = pytest.mark.usefixtures("without_plots")
 
 
 def request(due: float, ttft: float, itl: float, lag: float) -> dict[str, Any]:

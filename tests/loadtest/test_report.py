@@ -15,14 +15,7 @@ from tests.loadtest.runs import write_run, write_starts
 
 pytest.importorskip("matplotlib")
 
-from loadtest.report import plots
 from loadtest.report.report import ReportOptions, build_report, write_report
-
-
-@pytest.fixture
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes most of a report's time."""
-    monkeypatch.setattr(plots, "_svg", lambda figure: "<svg></svg>")
 
 
 def test_the_page_stands_alone_and_the_numbers_are_in_both_files(

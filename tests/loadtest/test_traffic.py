@@ -10,11 +10,19 @@ from hypothesis import strategies as st
 
 import loadtest
 from loadtest.errors import LoadTestError
+from loadtest.report.intervals import Floats
+from loadtest.traffic.arrivals import Process, arrival_times
 from loadtest.traffic.generate import generate
-from loadtest.traffic.lengths import length_table, length_tables
-from loadtest.traffic.prompts import token_ids
+from loadtest.traffic.lengths import length_table, length_tables, sample_lengths
+from loadtest.traffic.prompts import text, token_ids
 from loadtest.traffic.scenario import PRESETS, Scenario, load_scenario
-from loadtest.traffic.schedule import Schedule, read_schedule, write_schedule
+from loadtest.traffic.schedule import (
+    PromptRules,
+    Schedule,
+    ScheduledRequest,
+    read_schedule,
+    write_schedule,
+)
 
 SHIPPED = sorted((Path(loadtest.__file__).parent / "scenarios").glob("*.yaml"))
 
@@ -210,9 +218,120 @@ def test_a_schedule_has_the_marginals_of_the_trace_and_the_gaps_asked_for(name: 
     table = length_table(name)
     for side in ("input", "output"):
         drawn = np.array([getattr(r, f"{side}_length") for r in schedule.requests])
-        # The Kolmogorov-Smirnov distance to all that is known of the trace (test_lengths.py).
+        # quantile(p) = v says of the trace exactly that F(v) >= p and F(v - 1) <= p, ties included.
+        # So these bounds are the Kolmogorov-Smirnov distance to all that is known of the trace.
         for p, value in zip(table.probabilities, getattr(table, side), strict=True):
             assert np.mean(drawn <= value) >= p - 0.04
             assert np.mean(drawn < value) <= p + 0.04
     gaps = np.diff([r.timestamp for r in schedule.requests])  # whole milliseconds, as replayed
     assert gaps.std() / gaps.mean() == pytest.approx(scenario.process.cv, rel=0.05)
+
+
+# ---- arrivals ------------------------------------------------------------------------------------
+
+
+def arrivals(process: Process, cv: float, rate: float, seconds: float, seed: int) -> Floats:
+    return arrival_times(process, cv, rate, seconds, np.random.default_rng(seed))
+
+
+@settings(max_examples=25)
+@given(
+    process=st.sampled_from(["gamma", "weibull"]),
+    cv=st.floats(0.1, 3.2),
+    seed=st.integers(0, 2**32),
+)
+def test_gaps_have_the_coefficient_of_variation(process: Process, cv: float, seed: int) -> None:
+    gaps = np.diff(arrivals(process, cv, 100, 10_000, seed))
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
+
+
+@settings(max_examples=50)
+@given(
+    process=st.sampled_from(["gamma", "weibull"]), cv=st.floats(0, 8), seed=st.integers(0, 2**32)
+)
+def test_arrivals_ascend_within_the_run_and_repeat(process: Process, cv: float, seed: int) -> None:
+    times = arrivals(process, cv, 20, 30, seed)
+    assert np.all(np.diff(times) >= 0)
+    assert np.all((times >= 0) & (times < 30))
+    np.testing.assert_array_equal(times, arrivals(process, cv, 20, 30, seed))
+
+
+@pytest.mark.parametrize("process", ["gamma", "weibull"])
+@pytest.mark.parametrize(("cv", "runs"), [(0.5, 500), (1.0, 500), (3.0, 4000)])
+def test_the_expected_count_is_rate_times_duration(process: Process, cv: float, runs: int) -> None:
+    # A renewal process that starts with an ordinary gap has (cv^2 - 1) / 2 arrivals too many:
+    # 4 of 50 at cv 3. The standard error here is below 0.4.
+    counts = [len(arrivals(process, cv, 5, 10, seed)) for seed in range(runs)]
+    assert np.mean(counts) == pytest.approx(50, abs=1.5)
+
+
+# ---- lengths -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "mean", "tolerance"),
+    [  # measured on the raw traces; 24 quantiles say little about the tail of code answers
+        ("azure-conversation", "input", 1154.7, 0.03),
+        ("azure-conversation", "output", 211.1, 0.03),
+        ("azure-code", "input", 2047.8, 0.03),
+        ("azure-code", "output", 27.9, 0.09),
+        ("mooncake-conversation", "input", 12035, 0.03),
+        ("mooncake-conversation", "output", 342.6, 0.03),
+    ],
+)
+def test_means_are_those_of_the_raw_traces(
+    name: str, side: str, mean: float, tolerance: float
+) -> None:
+    table = length_table(name)
+    rng = np.random.default_rng(0)
+    drawn = sample_lengths(table.probabilities, getattr(table, side), 400_000, rng)
+    assert drawn.mean() == pytest.approx(mean, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", list(length_tables()))
+def test_tables_are_quantiles_and_attributed(name: str) -> None:
+    table = length_table(name)
+    assert (table.probabilities[0], table.probabilities[-1]) == (0, 1)
+    assert list(table.probabilities) == sorted(set(table.probabilities))
+    for quantiles in (table.input, table.output):
+        assert len(quantiles) == len(table.probabilities)
+        assert list(quantiles) == sorted(quantiles)
+        assert quantiles[0] >= 1
+    assert "http" in table.attribution
+    assert "CC-BY" in table.attribution or "Apache" in table.attribution
+
+
+# ---- prompts -------------------------------------------------------------------------------------
+
+RULES = PromptRules(block_tokens=16, low=100, high=5000, seed=7)
+
+
+def prompt(length: int, *hash_ids: int) -> ScheduledRequest:
+    return ScheduledRequest(timestamp=0, input_length=length, output_length=1, hash_ids=hash_ids)
+
+
+@given(length=st.integers(1, 500), hashed=st.booleans(), index=st.integers(0, 10**6))
+def test_token_ids_have_the_length_and_the_range(length: int, hashed: bool, index: int) -> None:
+    blocks = range(-(-length // 16)) if hashed else ()
+    ids = token_ids(prompt(length, *blocks), index, RULES)
+    assert len(ids) == length
+    assert all(type(i) is int and 100 <= i < 5000 for i in ids)
+    assert len(text(prompt(length, *blocks), index, RULES).split()) == length
+
+
+def test_equal_blocks_are_equal_tokens_and_others_are_not() -> None:
+    a = token_ids(prompt(40, 1, 2, 3), 0, RULES)
+    b = token_ids(prompt(40, 1, 2, 4), 1, RULES)
+    assert a[:32] == b[:32]
+    assert a[32:] != b[32:]
+    assert a[:16] != a[16:32]
+
+
+def test_traces_without_blocks_share_nothing() -> None:
+    firsts = {tuple(token_ids(prompt(8), index, RULES)) for index in range(100)}
+    assert len(firsts) == 100
+
+
+def test_another_seed_is_another_prompt() -> None:
+    other = PromptRules(block_tokens=16, low=100, high=5000, seed=8)
+    assert token_ids(prompt(8, 1), 0, RULES) != token_ids(prompt(8, 1), 0, other)
