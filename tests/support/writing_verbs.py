@@ -21,7 +21,7 @@ from tests.support.dense_models import config, write, write_text
 _COMPRESS = ("compress", "dense", "--param-ratio", "0.8", "--max-tokens", "1024")
 # The words of each command line, without --out and what belongs to every run.
 VERBS: dict[str, tuple[str, ...]] = {
-    "compress": (*_COMPRESS, "--sequence-length", "128", "--calibration", "long.txt"),
+    "compress": (*_COMPRESS, "--calibration", "long.txt"),
     "import": ("import", "svd-llm"),
     "repair": ("repair", "unaligned"),
     "export": ("export", "unaligned"),
@@ -38,7 +38,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "profile": ("profile",),
     "loss": (
         *("compress", "dense", "--max-loss", "5%", "--held-out", "held-out.txt"),
-        *("--method", "heads,prune", "--max-tokens", "1536", "--sequence-length", "128"),
+        *("--method", "heads,prune", "--max-tokens", "1536"),
         *("--calibration", "long.txt"),
     ),
     "schedule": ("schedule", "traffic.yaml"),
