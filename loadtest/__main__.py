@@ -195,8 +195,8 @@ def _ab(options: argparse.Namespace) -> None:
 
 
 def _fail_on(kinds: list[str], report: Path) -> None:
-    found = json.loads(report.with_suffix(".json").read_text(encoding="utf-8"))["fails"]
-    if faults := [fault for kind in dict.fromkeys(kinds) for fault in found[kind]]:
+    fails = json.loads(report.with_suffix(".json").read_text(encoding="utf-8"))["fails"]
+    if faults := [fault for kind in dict.fromkeys(kinds) for fault in fails[kind]]:
         raise LoadTestError(f"--fail-on: {'; '.join(faults)}")
 
 

@@ -54,7 +54,8 @@ class Mock:
         self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """Answer token by token. Returns whether the connection can take another request."""
-        self.begin(asked, writer)
+        head = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(b"HTTP/1.1 200 OK\r\n" + head)
         loop = asyncio.get_running_loop()
         for k in range(asked.count):
             await asyncio.sleep(self.due(asked, k) - loop.time())
@@ -69,11 +70,6 @@ class Mock:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
-
-    def begin(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
-        """Begin the stream of events of an answer."""
-        head = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-        writer.write(b"HTTP/1.1 200 OK\r\n" + head)
 
     def due(self, asked: Asked, k: int) -> float:
         """When token `k` is due, by the loop's clock."""

@@ -57,8 +57,8 @@ def run_comparison(
         try:
             _measure(comparison, out, part, warmup, turns, seed)
         except (KeyboardInterrupt, LoadTestError):
-            if found := _complete(out):
-                _report(comparison, found, report, gate)
+            if runs := _complete(out):
+                _report(comparison, runs, report, gate)
                 print(f"stopped; what there is: {report}", flush=True)
             print("to go on: the same command again", flush=True)
             raise
@@ -137,8 +137,8 @@ def _report(
 
 def _complete(part: Path) -> list[Path]:
     """The complete runs of a part, in the order in which they began. run.json is written last."""
-    found = [path.parent for path in (part / "runs").glob("*/run.json")]
-    return sorted(found, key=lambda run: (float(read_info(run)["start_at"]), run))
+    runs = [path.parent for path in (part / "runs").glob("*/run.json")]
+    return sorted(runs, key=lambda run: (float(read_info(run)["start_at"]), run))
 
 
 def _staircases(comparison: Comparison, number: str, out: Path, seed: str = "") -> list[Staircase]:

@@ -196,9 +196,9 @@ def _count_empty(empty: list[tuple[int, float]], record: Record) -> None:
     """
     missing = (record.completion_tokens or 0) - len(record.tokens)
     after_text = [event for event in empty if event[0] > 0]
-    for found in (after_text, empty):
-        if found and len(found) == missing:
-            for place, now in reversed(found):
+    for moments in (after_text, empty):
+        if moments and len(moments) == missing:
+            for place, now in reversed(moments):
                 record.tokens.insert(place, now)
             return
 

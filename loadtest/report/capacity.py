@@ -94,7 +94,7 @@ def capacities(groups: Sequence[PooledRuns]) -> list[Capacity]:
     for group in groups:
         row = AtRate(group.rate, group.kept_slo, group.blocks)
         rows.setdefault((group.label, group.traffic), []).append(row)
-    return [capacity(label, traffic, found) for (label, traffic), found in rows.items()]
+    return [capacity(label, traffic, rates) for (label, traffic), rates in rows.items()]
 
 
 def capacity(label: str, traffic: str, rows: Sequence[AtRate]) -> Capacity:

@@ -22,8 +22,8 @@ def conclusion(
     for traffic in dict.fromkeys(group.traffic for group in groups):
         versus = [c for c in comparisons if c.traffic == traffic]
         for label in dict.fromkeys(c.label for c in versus):
-            found = _headline([c for c in versus if c.label == label])
-            lines.append(f"{traffic}: {found}")
+            headline = _headline([c for c in versus if c.label == label])
+            lines.append(f"{traffic}: {headline}")
         pairs = [(g, s) for g, s in zip(groups, summaries, strict=True) if g.traffic == traffic]
         failed = failures(*zip(*pairs, strict=True))
         takes = _capacity([c for c in capacities if c.traffic == traffic], pairs, versus)
@@ -35,8 +35,8 @@ def conclusion(
 def _headline(comparisons: Sequence[Comparison]) -> str:
     """What one server does better and worse than the baseline, in some twenty words."""
     first, starts = comparisons[0], min(c.starts for c in comparisons)
-    found = ratios(comparisons)
-    speeds = found.pop("time per token p50")
+    by_name = ratios(comparisons)
+    speeds = by_name.pop("time per token p50")
     text = f"{first.label} is {_speed(speeds, first.baseline)}"
     if other := [c for c in comparisons if not c.same_length]:
         lengths = ", ".join(f"{c.length:.2f}x at {c.rate:g}/s" for c in other)
@@ -49,7 +49,7 @@ def _headline(comparisons: Sequence[Comparison]) -> str:
     for verdict, none in (("better", ""), ("worse", nothing)):
         said = [
             f"{name} {_at_rates(sure)}"
-            for name, by_rate in found.items()
+            for name, by_rate in by_name.items()
             if (sure := {rate: e for rate, e in by_rate.items() if judged(e) == verdict})
         ]
         if said or none:
@@ -106,17 +106,17 @@ def ratios(comparisons: Sequence[Comparison]) -> dict[str, dict[float, Estimate]
     Where answers have another length, only their time per token is compared: who says less is done
     early, and leaves room for the next.
     """
-    found: dict[str, dict[float, Estimate]] = {}
+    by_name: dict[str, dict[float, Estimate]] = {}
     for c in comparisons:
         for measure, name in _NAMES.items():
             for percent in (50.0, 99.0):
                 if c.same_length or measure == "tpot":
-                    named = found.setdefault(f"{name} p{percent:g}", {})
+                    named = by_name.setdefault(f"{name} p{percent:g}", {})
                     named[c.rate] = c.speedup[measure][percent]
-        found.setdefault("answered requests", {})[c.rate] = c.answered
+        by_name.setdefault("answered requests", {})[c.rate] = c.answered
         if c.same_length:
-            found.setdefault("goodput", {})[c.rate] = c.goodput
-    return found
+            by_name.setdefault("goodput", {})[c.rate] = c.goodput
+    return by_name
 
 
 def _at_rates(sure: dict[float, Estimate]) -> str:

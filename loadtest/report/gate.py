@@ -46,7 +46,7 @@ def worse(
         return [f"whether a server is worse cannot be told: no run is of {baseline}"]
     there = {(g.label, g.traffic, g.rate): g for g in groups}
     compared = {(c.label, c.traffic, c.rate): c for c in comparisons}
-    found = []
+    reasons = []
     for traffic, rate in wanted:
         base = there.get((baseline, traffic, rate))
         for label in labels:
@@ -54,17 +54,17 @@ def worse(
             where = f"{label} at {rate:g}/s of {traffic}"
             if base is None or mine is None:
                 who = baseline if base is None else label
-                found.append(f"{where}: cannot be told, because {who} has no valid run there")
+                reasons.append(f"{where}: cannot be told, because {who} has no valid run there")
                 continue
             versus = compared[label, traffic, rate]
             if versus.starts < (1 if these_starts else ENOUGH_STARTS):
-                found.append(
+                reasons.append(
                     f"{where}: cannot be told, because there are {versus.starts} of "
                     f"{ENOUGH_STARTS} starts; measure more, or judge --these-starts alone"
                 )
                 continue
-            found += [f"{where}: {fault}" for fault in _faults(versus, base, mine, margin)]
-    return found
+            reasons += [f"{where}: {fault}" for fault in _faults(versus, base, mine, margin)]
+    return reasons
 
 
 def _faults(

@@ -234,11 +234,11 @@ def _logarithms(samples: Samples, percent: float, units: Ints) -> Floats:
     ranks = np.maximum(np.ceil(percent / 100 * sizes - 1e-9), 1).astype(np.int64)
     # The samples of each unit in ascending order, one unit after another.
     of_units = samples.values[np.argsort(samples.blocks, kind="stable")]
-    found = np.full(len(sizes), math.nan)
+    logs = np.full(len(sizes), math.nan)
     places = (np.cumsum(sizes) - sizes + ranks - 1)[sizes > 0]
     with np.errstate(divide="ignore"):
-        found[sizes > 0] = np.log(of_units[places])
-    return found
+        logs[sizes > 0] = np.log(of_units[places])
+    return logs
 
 
 def _pseudovalues(samples: Samples, percent: float, units: Ints) -> Floats:

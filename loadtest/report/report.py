@@ -309,8 +309,8 @@ def _errors(groups: Sequence[PooledRuns]) -> list[tuple[str, str, int]]:
                 key = (group.label, kind(record.error))
                 counts[key] = counts.get(key, 0) + 1
                 examples.setdefault(key, record.error)
-    most = sorted(counts.items(), key=lambda item: -item[1])[:20]
-    return [(key[0], examples[key], count) for key, count in most]
+    frequent = sorted(counts.items(), key=lambda item: -item[1])[:20]
+    return [(key[0], examples[key], count) for key, count in frequent]
 
 
 def _as_json(report: Report) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def group_runs(
     by_key: dict[tuple[str, float, str], list[Run]] = {}
     for run in runs:
         by_key.setdefault((traffic_of(run), scheduled_rate(run), run.info["label"]), []).append(run)
-    windows = {key: [_window(run, cut) for run in found] for key, found in by_key.items()}
+    windows = {key: [_window(run, cut) for run in members] for key, members in by_key.items()}
     # All servers have the same blocks at a rate, so that they can be compared block by block.
     remembers: dict[tuple[str, float], float] = {}
     for (traffic, at, label), members in by_key.items():
@@ -353,9 +353,9 @@ def _latencies(record: Record) -> dict[str, list[float]]:
     gaps = record.itls
     if not record.tokens:  # its client hung up
         return {"ttft": [math.inf]}
-    found = {"ttft": record.ttft, "tpot": record.tpot, "e2e": record.e2e}
-    found["gap"] = max(gaps, default=math.nan)
-    single = {measure: [value] for measure, value in found.items() if not math.isnan(value)}
+    values = {"ttft": record.ttft, "tpot": record.tpot, "e2e": record.e2e}
+    values["gap"] = max(gaps, default=math.nan)
+    single = {measure: [value] for measure, value in values.items() if not math.isnan(value)}
     return single | {"itl": gaps}
 
 
@@ -370,31 +370,31 @@ def amounts(group: PooledRuns) -> dict[str, Floats]:
     What comes after the window has no part in its throughput; what comes in it has, also if it was
     due before the window or before the run. In a steady state both are equally many.
     """
-    found = {
+    totals = {
         name: np.zeros(group.blocks)
         for name in ("ended", "output", "input", "good", "good tokens", "due", "answered")
     }
-    found["seconds"] = group.block_lengths
+    totals["seconds"] = group.block_lengths
     per_event = tokens_per_event(group.records)
-    for index, (run, own) in enumerate(zip(group.runs, group.run_blocks, strict=True)):
+    for index, (run, blocks) in enumerate(zip(group.runs, group.run_blocks, strict=True)):
         begin, end = group.windows[index]
         due = group.records_of(index)
         good = [r for r in due if _keeps_slo(r, group.slo)]
-        np.add.at(found["due"], own.of([r.scheduled for r in due]), 1)
-        np.add.at(found["answered"], own.of([r.scheduled for r in due if r.ok]), 1)
-        numbers = own.of([r.scheduled for r in good])
-        np.add.at(found["good"], numbers, 1)
-        np.add.at(found["good tokens"], numbers, [tokens_of(r, per_event) for r in good])
+        np.add.at(totals["due"], blocks.of([r.scheduled for r in due]), 1)
+        np.add.at(totals["answered"], blocks.of([r.scheduled for r in due if r.ok]), 1)
+        numbers = blocks.of([r.scheduled for r in good])
+        np.add.at(totals["good"], numbers, 1)
+        np.add.at(totals["good tokens"], numbers, [tokens_of(r, per_event) for r in good])
         answered = [*run.earlier, *run.records]
         ended = [r for r in answered if r.ok and not r.cancelled and begin <= r.ended < end]
-        numbers = own.of([r.ended for r in ended])
-        np.add.at(found["ended"], numbers, 1)
-        np.add.at(found["input"], numbers, [r.prompt_tokens or r.input_length for r in ended])
+        numbers = blocks.of([r.ended for r in ended])
+        np.add.at(totals["ended"], numbers, 1)
+        np.add.at(totals["input"], numbers, [r.prompt_tokens or r.input_length for r in ended])
         for record in answered:
             came = np.array(record.tokens)
             came = came[(came >= begin) & (came < end)]
             if len(came):
                 whole = record.ok and not record.cancelled
                 tokens = tokens_of(record, per_event) if whole else len(record.tokens) * per_event
-                np.add.at(found["output"], own.of(came), tokens / len(record.tokens))
-    return found
+                np.add.at(totals["output"], blocks.of(came), tokens / len(record.tokens))
+    return totals

@@ -34,13 +34,13 @@ def request_headers(
     Raises:
         LoadTestError: for what no header may have. It never has the value, which may be secret.
     """
-    found = {}
+    headers = {}
     for text in given:
         name, _, value = text.partition(":")
         if not _NAME.fullmatch(name):
             raise LoadTestError("headers: expected 'NAME: VALUE' with a name of ASCII letters")
-        found[name] = _checked(value.strip(), f"header {name}")
-    has_own = "authorization" in map(str.lower, found)
+        headers[name] = _checked(value.strip(), f"header {name}")
+    has_own = "authorization" in map(str.lower, headers)
     key, where = "" if has_own else os.environ.get("OPENAI_API_KEY", ""), "OPENAI_API_KEY"
     if key_file is not None and has_own:
         raise LoadTestError(f"{key_file} and the header Authorization: give one of them")
@@ -51,8 +51,8 @@ def request_headers(
         except (OSError, UnicodeDecodeError) as error:
             raise LoadTestError(f"{key_file}: no key can be read from it") from error
     if key or key_file is not None:
-        found["Authorization"] = f"Bearer {_checked(key, where)}"
-    return tuple(found.items())
+        headers["Authorization"] = f"Bearer {_checked(key, where)}"
+    return tuple(headers.items())
 
 
 def _checked(value: str, where: str) -> str:

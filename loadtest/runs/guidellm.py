@@ -92,7 +92,7 @@ def _runs(path: Path, content: dict[str, Any]) -> Iterator[Run]:
 
 def _records(requests: dict[str, Any], begun: float) -> list[Record]:
     """The requests that were sent, in the order in which they were due."""
-    found = []
+    records = []
     for fate in ("successful", "incomplete", "errored"):
         for request in requests.get(fate) or ():
             times = request["info"]["timings"]
@@ -111,8 +111,8 @@ def _records(requests: dict[str, Any], begun: float) -> list[Record]:
                 record.tokens = [record.ended]  # the answer came as a whole
             if fate == "errored":
                 record.error = str(request["info"].get("error") or "an error")[:300]
-            found.append(record)
-    found.sort(key=lambda record: record.scheduled)
-    for index, record in enumerate(found):
+            records.append(record)
+    records.sort(key=lambda record: record.scheduled)
+    for index, record in enumerate(records):
         record.index = index
-    return found
+    return records

@@ -151,13 +151,13 @@ def _belongs(record: Record, schedule: Schedule) -> bool:
 
 def _versions() -> dict[str, str]:
     """The versions of the relevant packages that are installed."""
-    found = {"python": platform.python_version(), "kernel": platform.release()}
+    versions = {"python": platform.python_version(), "kernel": platform.release()}
     for name in ("vllm-gac", "vllm", "torch", "locust", "gevent", "numpy", "matplotlib"):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _hardware() -> dict[str, str]:

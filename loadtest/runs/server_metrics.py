@@ -54,7 +54,7 @@ def facts(before: Metrics, after: Metrics) -> dict[str, float]:
 
     A number is left out if the server lacks its metric.
     """
-    found: dict[str, float] = {}
+    known: dict[str, float] = {}
     for fact, name in (
         ("kv_cache_tokens", "kv_cache_tokens"),
         # Our metric is also exact if layers have caches of different widths.
@@ -63,9 +63,9 @@ def facts(before: Metrics, after: Metrics) -> dict[str, float]:
         ("parameters", "gac_parameters"),
     ):
         if name in after:
-            found[fact] = after[name]
+            known[fact] = after[name]
     if "vllm:num_preemptions_total" in after:
-        found["preemptions"] = _grown(before, after, "vllm:num_preemptions_total")
+        known["preemptions"] = _grown(before, after, "vllm:num_preemptions_total")
     for fact, top, bottom in (
         ("server_ttft", "vllm:time_to_first_token_seconds_sum", None),
         ("server_itl", "vllm:inter_token_latency_seconds_sum", None),
@@ -73,13 +73,13 @@ def facts(before: Metrics, after: Metrics) -> dict[str, float]:
     ):
         count = _grown(before, after, bottom or top.replace("_sum", "_count"))
         if count > 0:
-            found[fact] = _grown(before, after, top) / count
-    return found
+            known[fact] = _grown(before, after, top) / count
+    return known
 
 
-def write_facts(found: Mapping[str, float], directory: Path) -> None:
+def write_facts(known: Mapping[str, float], directory: Path) -> None:
     """Write the facts into the run's directory."""
-    content = json.dumps(dict(found), indent=2) + "\n"
+    content = json.dumps(dict(known), indent=2) + "\n"
     write_text(directory / "server.json", content)
 
 

@@ -87,20 +87,20 @@ def read_prompts(path: Path) -> list[dict[str, JsonValue]]:
 
     Raises LoadTestError, which names the file and the line, for anything else.
     """
-    found = []
+    bodies = []
     try:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             if line.strip():
                 where, body = f"{path}:{number}", json.loads(line)
                 if not isinstance(body, dict) or not {"prompt", "messages"} & body.keys():
                     raise LoadTestError(f"{where}: expected an object with a prompt or messages")
-                found.append(
+                bodies.append(
                     ScheduledRequest(timestamp=0, input_length=1, output_length=1, body=body).body
                 )
     except ValidationError as error:
         raise LoadTestError(f"{where}: {faults(error)[0]}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise LoadTestError(f"{path}: no prompts can be read from it: {error}") from error
-    if not found:
+    if not bodies:
         raise LoadTestError(f"{path}: has no prompt")
-    return found
+    return bodies

@@ -124,11 +124,11 @@ class Schedule:
 
     def sessions(self) -> list[list[int]]:
         """The places of each session's turns, in order; a request without a session is alone."""
-        found: dict[object, list[int]] = {}
+        by_session: dict[object, list[int]] = {}
         for index, request in enumerate(self.requests):
             own = (index,) if request.session_id is None else request.session_id
-            found.setdefault(own, []).append(index)
-        return list(found.values())
+            by_session.setdefault(own, []).append(index)
+        return list(by_session.values())
 
 
 def write_schedule(schedule: Schedule, path: Path) -> None:

@@ -33,8 +33,10 @@ def drawn(seed: int, starts: int, true: float, stalls: float = 0.7, spread: floa
     shared = rng.normal(0, 0.3, len(numbers)) + rng.normal(0, 0.1, starts * _BLOCKS)[numbers]
 
     def server() -> Floats:
-        own = rng.normal(0, spread, starts)[numbers // _BLOCKS] + rng.normal(0, 0.05, len(numbers))
-        seconds = 0.2 * np.exp(shared + own)
+        noise = rng.normal(0, spread, starts)[numbers // _BLOCKS] + rng.normal(
+            0, 0.05, len(numbers)
+        )
+        seconds = 0.2 * np.exp(shared + noise)
         for first in rng.integers(0, len(seconds), rng.poisson(stalls * starts)):
             seconds[first : first + 10] += rng.exponential(1.0)
         return np.asarray(seconds)
@@ -44,19 +46,19 @@ def drawn(seed: int, starts: int, true: float, stalls: float = 0.7, spread: floa
     return Drawn(Samples(base, numbers), Samples(other, numbers), of_starts)
 
 
-def estimate(found: Drawn, percent: float) -> Estimate:
+def estimate(servers: Drawn, percent: float) -> Estimate:
     """The ratio of a percentile, as a report has it."""
-    by_start = bool(found.starts.max() > 0)
-    units = found.starts if by_start else np.arange(len(found.starts))
-    return ratio(found.base, found.other, percent, (units, units), True, by_start)
+    by_start = bool(servers.starts.max() > 0)
+    units = servers.starts if by_start else np.arange(len(servers.starts))
+    return ratio(servers.base, servers.other, percent, (units, units), True, by_start)
 
 
 def shares(
     starts: int, percent: float, true: float, stalls: float, spread: float, experiments: int
 ) -> tuple[int, int]:
     """How many intervals hold the truth, and how many tell the servers apart."""
-    found = [
+    ratios = [
         estimate(drawn(seed, starts, true, stalls, spread), percent) for seed in range(experiments)
     ]
-    held = sum(e.low <= true <= e.high for e in found)
-    return held, sum(e.low > 1 or e.high < 1 for e in found)
+    held = sum(e.low <= true <= e.high for e in ratios)
+    return held, sum(e.low > 1 or e.high < 1 for e in ratios)

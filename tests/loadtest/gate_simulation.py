@@ -92,8 +92,8 @@ def table(experiments: int, times: Sequence[float], starts: Sequence[int]) -> st
         )
         name += "" if slower == 1 else "slower" if slower > 1 else "faster"
         for count in starts:
-            found = np.mean([red(slower, count, seed) for seed in range(experiments)], axis=0)
-            lines.append(f"| {name} | {count} | " + " | ".join(f"{x:.0%}" for x in found) + " |")
+            shares = np.mean([red(slower, count, seed) for seed in range(experiments)], axis=0)
+            lines.append(f"| {name} | {count} | " + " | ".join(f"{x:.0%}" for x in shares) + " |")
     return "\n".join(lines)
 
 

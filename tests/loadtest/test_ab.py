@@ -220,8 +220,8 @@ def test_a_trace_is_replayed_by_all_servers_at_its_rate_and_at_others(tmp_path: 
     assert one.traffic["shared_prefix_fraction"] == pytest.approx(5 / 6)
     # Each repeat has the same requests, so all of its runs have partners.
     comparison = load_comparison(written(tmp_path, text))
-    found = [_staircases(comparison, repeat, tmp_path)[0].steps[0] for repeat in "12"]
-    assert len({fingerprint(step.schedule) for step in found}) == 1
+    steps = [_staircases(comparison, repeat, tmp_path)[0].steps[0] for repeat in "12"]
+    assert len({fingerprint(step.schedule) for step in steps}) == 1
     with pytest.raises(LoadTestError, match=r"mine\.jsonl: lasts 3 s at 4 requests per second"):
         mine.schedule(4.0, 3.5, 1)
 

@@ -70,7 +70,7 @@ def nothing(connection: socket.socket) -> None:
     connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
 
-def asked(target: Target) -> Record:
+def answer_to(target: Target) -> Record:
     record = Record(0, time.perf_counter(), 1, 1)
     send(target, b"{}", record, time.perf_counter, math.inf)
     return record
@@ -87,7 +87,7 @@ def test_a_certificate_is_believed_if_its_authority_or_any_is(
             ca=str(certificate) if believed == "ca" else None,
             insecure=believed == "insecure",
         )
-        record = asked(target)
+        record = answer_to(target)
         if believed == "system":
             assert "certificate verify failed" in str(record.error)
             with pytest.raises(LoadTestError, match="its certificate is not believed"):
@@ -103,7 +103,7 @@ def test_the_path_and_the_headers_are_in_every_request(tmp_path: Path) -> None:
     headers = request_headers(["X-Team: a b"], tmp_path / "key")
     with scripted(nothing, connections=4, heard=heard) as url:
         target = Target(f"{url}/team/", "m", "chat", headers=headers)
-        asked(target)
+        answer_to(target)
         remote(target)
         assert scrape(target) == {}
         assert server_version(target) == "unknown"

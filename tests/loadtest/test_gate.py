@@ -70,9 +70,9 @@ def test_an_invalid_run_takes_its_partner_out_and_no_other(tmp_path: Path) -> No
     bad = write_run(tmp_path / "bad", "gac", 8.0, lag=0.1, seed=7)
     lone = write_run(tmp_path / "lone", "dense", 8.0, 0.9, 0.09, seed=7)
     gate([*dense, lone, *gac, bad])
-    (found,) = json.loads(out.read_text())["comparisons"]
-    assert (found["paired"], found["left_out"]) == (3, 1)
-    assert found["speedup"] == whole["speedup"]
+    (comparison,) = json.loads(out.read_text())["comparisons"]
+    assert (comparison["paired"], comparison["left_out"]) == (3, 1)
+    assert comparison["speedup"] == whole["speedup"]
 
 
 @pytest.mark.parametrize(

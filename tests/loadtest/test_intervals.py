@@ -97,7 +97,7 @@ def test_ratios_hold_the_truth_also_where_rare_stalls_make_the_tail(
 
 
 @pytest.mark.parametrize(
-    ("starts", "percent", "true", "least", "most"),
+    ("starts", "percent", "true", "low", "high"),
     [
         (3, 50.0, 1.0, 0.0, 0.1),  # false alarms
         (3, 99.0, 1.0, 0.0, 0.1),
@@ -107,10 +107,10 @@ def test_ratios_hold_the_truth_also_where_rare_stalls_make_the_tail(
     ],
 )
 def test_ratios_are_told_apart_as_often_as_starts_allow(
-    starts: int, percent: float, true: float, least: float, most: float
+    starts: int, percent: float, true: float, low: float, high: float
 ) -> None:
     _, told = shares(starts, percent, true, 0.0, 0.01, 120)
-    assert least <= told / 120 <= most
+    assert low <= told / 120 <= high
 
 
 def test_one_start_tells_nothing_of_others() -> None:
@@ -140,8 +140,8 @@ def test_units_without_a_partner_are_left_out() -> None:
     base = Samples(np.where(numbers == 3, 9.0, 1.0 + numbers / 10), numbers)
     other = Samples(base.values[:150] / 2, numbers[:150])
     units = np.array([0, 1, 2, -1]), np.array([0, 1, 2])
-    found = ratio(base, other, 50.0, units, True, by_start=True)
-    assert (found.low, found.value, found.high) == pytest.approx((2, 2, 2))
+    speedup = ratio(base, other, 50.0, units, True, by_start=True)
+    assert (speedup.low, speedup.value, speedup.high) == pytest.approx((2, 2, 2))
 
 
 def ratio_of_starts(one: list[float], two: list[float]) -> Estimate:
@@ -212,12 +212,12 @@ def test_a_ratio_of_totals_has_the_error_that_units_share_taken_out() -> None:
 
 def test_starts_that_differ_are_in_the_interval_of_a_percentile_and_of_a_rate() -> None:
     def held(known: bool) -> float:
-        found = []
+        medians = []
         for seed in range(150):
             one = drawn(seed, 5, 1.0, 0.0, 0.05)
             starts = one.starts if known else None
-            found.append(percentile(one.base, 50.0, len(one.starts), starts))
-        return float(np.mean([e.low <= 0.2 <= e.high for e in found]))
+            medians.append(percentile(one.base, 50.0, len(one.starts), starts))
+        return float(np.mean([e.low <= 0.2 <= e.high for e in medians]))
 
     assert held(True) > 0.9 > held(False)
     amounts, starts = np.array([1.0, 1.0, 2.0, 2.0]), np.array([0, 0, 1, 1])

@@ -27,15 +27,15 @@ def test_a_scrape_counts_each_request_and_gap_once(live: LiveMetrics) -> None:
     with exported(live, 0) as port:
         url = f"http://127.0.0.1:{port}/metrics"
         text = urllib.request.urlopen(url, timeout=PATIENCE).read().decode()
-    found = {
+    samples = {
         (sample.name, sample.labels.get("le") or sample.labels.get("outcome")): sample
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if "model_name" in sample.labels
     }
-    assert {s.labels["model_name"] for s in found.values()} == {'a "quoted"\\model'}
-    assert {s.labels["process"] for s in found.values()} == {"3"}
-    values = {key: sample.value for key, sample in found.items()}
+    assert {s.labels["model_name"] for s in samples.values()} == {'a "quoted"\\model'}
+    assert {s.labels["process"] for s in samples.values()} == {"3"}
+    values = {key: sample.value for key, sample in samples.items()}
     outcomes = ("ok", "failed", "cancelled")
     assert [values["loadtest_requests_total", name] for name in outcomes] == [1, 2, 1]
     lag = "loadtest_send_lag_seconds_bucket"

@@ -57,9 +57,9 @@ def test_processes_share_the_schedule_and_leave_one_record_per_request(
     assert "--processes 2" in run.info["command"]
     # Locust's own table is of the same requests. On a busy machine the last report of a worker may
     # come after the table, so it may show fewer.
-    shown = re.search(r"LLM +ttft +(\d+) ", done.stderr)
-    assert shown
-    assert 0 < int(shown[1]) <= count
+    in_table = re.search(r"LLM +ttft +(\d+) ", done.stderr)
+    assert in_table
+    assert 0 < int(in_table[1]) <= count
 
 
 def test_ctrl_c_keeps_the_records_and_says_invalid(server: str, tmp_path: Path) -> None:

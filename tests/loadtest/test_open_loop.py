@@ -60,8 +60,8 @@ def test_a_server_that_does_not_answer_does_not_delay_the_next_request() -> None
 
 
 def test_a_client_hangs_up_when_the_schedule_says_and_its_session_goes_on() -> None:
-    asked = conversation(0, 10)
-    impatient = tuple(r.model_copy(update={"cancel_after": 50}) for r in asked.requests[:2])
+    turns = conversation(0, 10)
+    impatient = tuple(r.model_copy(update={"cancel_after": 50}) for r in turns.requests[:2])
     connections = itertools.count()
 
     def hang_for_the_first_turns(connection: socket.socket) -> None:
@@ -71,7 +71,7 @@ def test_a_client_hangs_up_when_the_schedule_says_and_its_session_goes_on() -> N
             pass
 
     with scripted(hang_for_the_first_turns, connections=4) as url:
-        records = replayed(url, replace(asked, requests=impatient + asked.requests[2:]), Share())
+        records = replayed(url, replace(turns, requests=impatient + turns.requests[2:]), Share())
     assert [record.cancelled for record in records] == [True, True, False, False]
     assert [record.error for record in records] == [None] * 4
     assert all(record.ended >= 0.048 for record in records[:2])

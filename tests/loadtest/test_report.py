@@ -42,8 +42,8 @@ def test_the_page_stands_alone_and_the_numbers_are_in_both_files(
 
 
 def content_of(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
-    return found
+    content: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
+    return content
 
 
 def test_a_server_that_answers_nothing_has_a_report(tmp_path: Path) -> None:

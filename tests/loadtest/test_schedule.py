@@ -82,8 +82,8 @@ def test_a_schedule_of_our_own_keeps_its_time(tmp_path: Path) -> None:
     requests = (ScheduledRequest(timestamp=700, input_length=5, output_length=2),)
     for traffic in ({}, LENGTHS | {"scenario": SCENARIO}):  # {}: of a staircase
         write_schedule(Schedule(requests, PromptRules(), traffic), tmp_path / "own.jsonl")
-        found = read_schedule(tmp_path / "own.jsonl")
-        assert (found.requests, found.notes) == (requests, ())
+        again = read_schedule(tmp_path / "own.jsonl")
+        assert (again.requests, again.notes) == (requests, ())
 
 
 def test_other_blocks_have_a_way_out(tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ def test_a_companion_says_what_the_traffic_is(tmp_path: Path) -> None:
     path.write_text(GOOD)
     traffic = LENGTHS | {"scenario": SCENARIO, "attribution": "mine"}
     path.with_suffix(".traffic.json").write_text(json.dumps({"prompts": {}, "traffic": traffic}))
-    found = read_schedule(path).traffic
-    assert found["attribution"] == "mine"
-    assert found["scenario"]["slo"] == {"ttft": 1.0, "tpot": 0.05}
+    read = read_schedule(path).traffic
+    assert read["attribution"] == "mine"
+    assert read["scenario"]["slo"] == {"ttft": 1.0, "tpot": 0.05}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from loadtest.traffic.schedule import fingerprint, read_schedule, write_schedule
 
 
 def steps(directory: Path, duration: float = 5.0, block_tokens: int = 16) -> list[Step]:
-    found = []
+    made = []
     for number, rate in enumerate((2.0, 6.0)):
         scenario = Scenario.model_validate(
             {
@@ -30,8 +30,8 @@ def steps(directory: Path, duration: float = 5.0, block_tokens: int = 16) -> lis
         )
         step = Step(directory / f"{rate:g}.jsonl", number * duration, (1.0, 4.0))
         write_schedule(generate(scenario), step.schedule)
-        found.append(step)
-    return found
+        made.append(step)
+    return made
 
 
 def test_steps_share_no_prompt_and_neither_do_seeds(tmp_path: Path) -> None:

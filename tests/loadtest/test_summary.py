@@ -159,15 +159,15 @@ def test_replays_of_one_trace_are_paired(tmp_path: Path) -> None:
         run = load_run(write_run(tmp_path / name, name.partition("-")[0]))
         run.info["start"] = name
         runs.append(run)
-    (found,) = compare(group_runs(runs), "dense")
-    assert (found.paired, found.left_out, found.starts) == (3, 0, 3)
+    (comparison,) = compare(group_runs(runs), "dense")
+    assert (comparison.paired, comparison.left_out, comparison.starts) == (3, 0, 3)
 
 
 def test_capacity_has_limits_and_few_requests_prove_nothing(runs: list[Path]) -> None:
     groups = group_runs([load_run(run) for run in runs], slo_ttft=0.5)
-    found = capacities(groups)
-    assert [(c.label, c.tested) for c in found] == [("dense", (1.0, 3.0)), ("gac", (1.0, 3.0))]
-    dense, gac = found
+    results = capacities(groups)
+    assert [(c.label, c.tested) for c in results] == [("dense", (1.0, 3.0)), ("gac", (1.0, 3.0))]
+    dense, gac = results
     # At 3/s, TTFT of dense is 0.3 to 0.57 s, of gac 0.24 to 0.456 s. At 1/s, 240 requests without
     # a failure do not prove 99 %; at 3/s, 720 do.
     assert 1 <= dense.rate.value <= 3
@@ -186,11 +186,11 @@ def at_rate(rate: float, bad: int, count: int) -> AtRate:
 
 def test_capacity_is_between_what_is_surely_good_and_surely_bad() -> None:
     rows = [at_rate(4, 0, 900), at_rate(8, 8, 900), at_rate(12, 40, 900)]
-    found = capacity("a", "b", rows)
-    assert (found.rate.low, found.rate.high) == (4, 12)
-    assert 8 < found.rate.value < 12
-    assert 4 < found.next_rate < found.rate.value  # there is more to learn below
-    assert not found.narrow(0.05)
+    limits = capacity("a", "b", rows)
+    assert (limits.rate.low, limits.rate.high) == (4, 12)
+    assert 8 < limits.rate.value < 12
+    assert 4 < limits.next_rate < limits.rate.value  # there is more to learn below
+    assert not limits.narrow(0.05)
     assert Capacity("a", "b", Estimate(8.2, 8.0, 8.4), (8.0, 8.4), (8.0, 8.4)).narrow(0.05)
     # A rate that is good by chance does not pull the guess above one that is surely bad.
     odd = capacity("a", "b", [*rows, at_rate(16, 0, 300), at_rate(20, 450, 900)])
@@ -206,8 +206,8 @@ def test_what_higher_rates_answered_tells_of_a_lower_one() -> None:
     # 400 requests prove no rate, but 800 do; what is bad at 6/s is no better at 8/s.
     rows = [at_rate(4, 0, 400), at_rate(5, 0, 400), at_rate(6, 8, 400), at_rate(8, 8, 400)]
     assert capacity("a", "b", rows[:1]).rate.low == 0
-    found = capacity("a", "b", rows)
-    assert (found.rate.low, found.rate.high) == (4, 8)
+    limits = capacity("a", "b", rows)
+    assert (limits.rate.low, limits.rate.high) == (4, 8)
     assert math.isinf(capacity("a", "b", rows[:3]).rate.high)
 
 
@@ -227,12 +227,12 @@ def searched(true: float, steps: int, seed: int) -> tuple[float, float]:
     rows = [tested(start * true) for start in (0.6, 1.7)]
     for _ in range(steps):
         rows.append(tested(capacity("", "", rows).next_rate))
-    found = capacity("", "", rows).rate
-    return found.low, found.high
+    limits = capacity("", "", rows).rate
+    return limits.low, limits.high
 
 
 def test_a_search_finds_a_capacity_of_a_few_requests_per_second() -> None:
-    found = [searched(3.0, 8, seed) for seed in range(40)]
-    assert sum(low <= 3 <= high for low, high in found) >= 36
-    widths = sorted(math.sqrt(high / low) - 1 if low else math.inf for low, high in found)
+    limits = [searched(3.0, 8, seed) for seed in range(40)]
+    assert sum(low <= 3 <= high for low, high in limits) >= 36
+    widths = sorted(math.sqrt(high / low) - 1 if low else math.inf for low, high in limits)
     assert widths[20] < 0.3

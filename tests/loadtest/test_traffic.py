@@ -165,8 +165,8 @@ def test_prefixes_are_shared_as_often_as_asked() -> None:
     # Zipf: 12 / 25 of them use the first of four prompts, which are blocks 0, 3, 6 and 9.
     assert (first[shared] == 0).mean() == pytest.approx(0.48, abs=0.04)
     assert set(first[shared]) == {0, 3, 6, 9}
-    own = [i for r in schedule.requests for i in r.hash_ids if i >= 12]
-    assert len(own) == len(set(own))
+    unshared = [i for r in schedule.requests for i in r.hash_ids if i >= 12]
+    assert len(unshared) == len(set(unshared))
     assert schedule.traffic["shared_prefix_fraction"] == pytest.approx(0.15, abs=0.01)
 
 
