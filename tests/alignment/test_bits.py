@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import pad, silu
 
 from tests.alignment.random_models import RandomModel, models
-from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.compression import reference_model
 
 

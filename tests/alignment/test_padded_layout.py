@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.alignment.random_models import RandomModel, models
-from vllm_gac.alignment.padded_layout import padded_layout
-from vllm_gac.alignment.rules import STRATEGIES, align
+from vllm_gac.alignment.rules import STRATEGIES, align, padded_layout
 from vllm_gac.layout.dims import (
     LINEARS,
     KeyLayout,

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.alignment.random_models import RandomModel, models
-from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.alignment.zero_padding import padded_tensors
 
 RULES = ["minimal", "measured"]

@@ -19,8 +19,7 @@ from tests.planning.test_plan_file import LLAMA_8B, model
 from tests.support.dense_models import config
 from tests.support.measured_layers import made_up_losses
 from tests.support.old_profile import without_fp8
-from vllm_gac.alignment.padded_layout import padded_layout
-from vllm_gac.alignment.rules import QuantizationMultiples, align
+from vllm_gac.alignment.rules import QuantizationMultiples, align, padded_layout
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.methods.heads.method import attention_candidates
 from vllm_gac.errors import PlanError

@@ -8,7 +8,7 @@ import pytest
 from tests.serving.agreement import CHUNKED, assert_agrees_with_reference
 from tests.serving.models import HETEROGENEOUS, layer, write_model
 from tests.serving.server import serve
-from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import padded_layout
 
 pytestmark = pytest.mark.slow
 

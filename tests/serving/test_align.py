@@ -10,8 +10,7 @@ import pytest
 from tests.serving.engines import OPTIONS, answers, assert_same, each_in_engine_process
 from tests.serving.models import layer, write_model
 from tests.serving.stubs import VllmConfigStub
-from vllm_gac.alignment.padded_layout import padded_layout
-from vllm_gac.alignment.rules import QuantizationMultiples
+from vllm_gac.alignment.rules import QuantizationMultiples, padded_layout
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.serving.config.served_layout import align_config

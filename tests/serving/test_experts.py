@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 
 from tests.serving.engines import assert_same, served_by_ranks
 from tests.support.dense_models import config, write, write_text
-from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING
 
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.support.dense_models import config
-from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.families import FAMILIES

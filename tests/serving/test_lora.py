@@ -32,7 +32,7 @@ from tests.serving.engines import (
 )
 from tests.serving.models import HETEROGENEOUS, layout_with, write_model
 from tests.serving.server import Server, serve
-from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.alignment.zero_padding import padded_tensor
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout

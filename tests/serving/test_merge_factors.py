@@ -24,7 +24,7 @@ from tests.serving.models import layer, layout_with, write_model
 from tests.serving.stubs import ModelConfigStub, VllmConfigStub, stream
 from tests.serving.test_align import aligned
 from tests.support.dense_models import config
-from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.alignment.zero_padding import padded_tensor
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError

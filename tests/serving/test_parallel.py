@@ -10,7 +10,7 @@ from tests.serving.agreement import PROMPTS
 from tests.serving.engines import CPU_RANKS, Answers, assert_same, served_by_ranks
 from tests.serving.models import layer, write_model
 from tests.serving.server import serve
-from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.tensor_parallel import repeated_heads

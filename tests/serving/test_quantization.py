@@ -35,8 +35,7 @@ from tests.serving.quantized import (
 from tests.serving.stubs import ModelConfigStub, stream
 from tests.support.dense_models import config as dense_config
 from tests.support.dense_models import write
-from vllm_gac.alignment.padded_layout import padded_layout
-from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
+from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples, padded_layout
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.serving.config.hook import GacConfigHook

@@ -1,4 +1,4 @@
-"""Alignment rules: which dims a GPU's kernels run at full speed.
+"""Alignment rules: which dims a GPU's kernels run at full speed, and layouts padded to them.
 
 A dim has a role: `head` (size of a key or value head), `rank` (of a factorized linear) or `width`
 (MLP channels). The strategies go from rules of thumb to measurement:
@@ -13,13 +13,15 @@ elements in smaller types, and a block of weights that shares one scale must be 
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from types import MappingProxyType
 from typing import get_args
 
 from vllm_gac.alignment.fastest_dim import fastest_dim
 from vllm_gac.errors import PlanError
-from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.rounding import ceil_div, round_up
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.rounding import round_up
 from vllm_gac.layout.schema import Role, Strategy
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -105,7 +107,7 @@ def align(
     if role not in ROLES:
         raise PlanError(f"role {role!r}: expected {', '.join(ROLES)}")
     parts = tensor_parallel_size if role == "width" else 1
-    part = _align_part(ceil_div(dim, parts), strategy, role, gpu)
+    part = _align_part(-(-dim // parts), strategy, role, gpu)
     while part % multiple:
         part = _align_part(round_up(part, multiple), strategy, role, gpu)
     return parts * part
@@ -133,6 +135,53 @@ def aligned_dims(layout: ModelLayout) -> tuple[int, int]:
     """(number of multiples of 8, number of all) among the dims that compression may choose."""
     dims = [dim for _, _, dim in layout.dims()]
     return sum(align(dim, "minimal") == dim for dim in dims), len(dims)
+
+
+def padded_layout(
+    layout: ModelLayout,
+    strategy: Strategy,
+    gpu: str | None = None,
+    tp: int = 1,
+    quantized: QuantizationMultiples = NOT_QUANTIZED,
+) -> ModelLayout:
+    """`layout` with every dim that compression may choose padded to one that `strategy` allows.
+
+    These dims are head sizes, MLP widths (the part on each of `tp` GPUs is padded by itself) and
+    ranks. The numbers of heads do not change, because attention to a head of zeros would change
+    the result. A rank never exceeds the full rank of its padded linear, which is misaligned only
+    if the hidden size is. Rotary keys whose size differs from the model's heads get their own RoPE
+    table. Padding a padded layout changes nothing. `quantized` is how weights and cache will be
+    quantized; for the sides of linear layers, all heads on a GPU count together.
+
+    Raises ProfileError if `strategy` is measured and there is no profile of `gpu`.
+    """
+    if strategy == "none":
+        return layout
+
+    @cache  # many layers have the same dims
+    def grown(dim: int, role: Role, heads: int = 1) -> int:
+        multiple = quantized.multiple(role, heads, tp)
+        return align(dim, strategy, role, gpu, tensor_parallel_size=tp, multiple=multiple)
+
+    def padded(layer: LayerLayout) -> LayerLayout:
+        key_size = grown(layer.key.size, "head", layer.key.heads)
+        rotary_grown = key_size != layer.key.size and layer.key.form == "rotary"
+        rope_table = layer.key.rope_table or rotary_grown
+        value_size = grown(layer.value.size, "head", layer.value.heads)
+        width = layer.intermediate_size
+        wide = replace(
+            layer,
+            key=replace(layer.key, size=key_size, rope_table=rope_table),
+            value=replace(layer.value, size=value_size),
+            intermediate_size=width if layout.experts else grown(width, "width"),
+        )
+        ranks = {
+            name: min(grown(rank, "rank"), *layout.linear_shape(wide, name))
+            for name, rank in layer.ranks.items()
+        }
+        return replace(wide, ranks=MappingProxyType(ranks))
+
+    return replace(layout, layers=tuple(map(padded, layout.layers)))
 
 
 def _align_part(dim: int, strategy: Strategy, role: Role, gpu: str | None) -> int:

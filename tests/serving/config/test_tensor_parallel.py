@@ -12,7 +12,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from tests.serving.models import layer, write_model
 from tests.serving.stubs import VllmConfigStub
-from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.tensor_parallel import repeated_heads

@@ -14,7 +14,7 @@ from tests.support import dense_models
 from tests.support.command import error, result
 from tests.support.hub import files_of
 from tests.support.misaligned_models import LAYERS, write_weights
-from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.checkpoint import atomic_files
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.cli import main

@@ -7,7 +7,7 @@ import pytest
 
 from tests.alignment.test_padded_layout import dense
 from tests.alignment.test_rules import attention, profile
-from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.errors import ProfileError
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.steps.repair.report import repair_report

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
-from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.tensor_parallel import check_split, repeated_heads

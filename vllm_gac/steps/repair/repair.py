@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.alignment.zero_padding import new_table, padded_tensor
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
