@@ -5,7 +5,6 @@ CRC-32 of each tensor. That is compared whenever the tensor is read, so that not
 A model without digests is read, too.
 """
 
-import hashlib
 import zlib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from vllm_gac.checkpoint.atomic_files import write_json
-from vllm_gac.checkpoint.regular_files import open_untrusted
+from vllm_gac.checkpoint.regular_files import sha256_of_file
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.layout.schema import StrictModel, Version, validate
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 DIGESTS = "digests.json"
 # People edit the card and add licences; nothing reads them.
 _FREE = ("*.safetensors", "README.md", "LICEN[CS]E*", "NOTICE*", "USE_POLICY*", DIGESTS)
-_MOST_READ = 128 << 20
 _Name = Annotated[str, Field(pattern=r"^[^/\\\x00]{1,255}$")]
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Checksum = Annotated[int, Field(ge=0, lt=1 << 32)]
@@ -105,9 +103,3 @@ def not_as_written(path: Path, tensor: str | None = None) -> str:
         f"{where}: is not what vllm-gac wrote, by {DIGESTS}; fetch or make the model again, or "
         f"remove {path.parent / DIGESTS} if this was changed on purpose"
     )
-
-
-def sha256_of_file(path: Path) -> str:
-    """The SHA-256 of a small file."""
-    with open_untrusted(path) as file:
-        return hashlib.sha256(file.read(_MOST_READ)).hexdigest()

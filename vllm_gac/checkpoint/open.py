@@ -25,7 +25,7 @@ from vllm_gac.checkpoint.headers import TensorInfo as TensorInfo
 from vllm_gac.checkpoint.headers import read_headers
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.locate import locate_config, locate_weights
-from vllm_gac.checkpoint.regular_files import open_untrusted
+from vllm_gac.checkpoint.regular_files import sha256_of_file
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
@@ -108,8 +108,7 @@ class Checkpoint:
     @cached_property
     def config_sha256(self) -> str:
         """SHA-256 of config.json on disk."""
-        with open_untrusted(self.directory / "config.json") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of_file(self.directory / "config.json")
 
     @cached_property
     def weights_sha256(self) -> str:

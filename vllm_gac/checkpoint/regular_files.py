@@ -1,5 +1,6 @@
 """Opening untrusted files: pipes, devices and Git LFS pointers are refused."""
 
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -26,6 +27,18 @@ def open_untrusted(path: Path, error: type[GacError] = CheckpointError) -> Itera
         raise
     except (OSError, ValueError) as e:
         raise _unreadable(path, e, error) from e
+
+
+def read_bounded(path: Path, error: type[GacError], size: int) -> bytes:
+    """Read at most `size` bytes from the start of the regular file `path`."""
+    with open_untrusted(path, error) as file:
+        return file.read(size)
+
+
+def sha256_of_file(path: Path) -> str:
+    """The SHA-256 of a regular file."""
+    with open_untrusted(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

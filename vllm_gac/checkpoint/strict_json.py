@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.checkpoint.regular_files import open_untrusted
+from vllm_gac.checkpoint.regular_files import read_bounded
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.errors.sanitize import sanitize
 
@@ -28,12 +28,6 @@ def read_json(
     if len(raw) > max_bytes:
         raise error(f"{path}: larger than {max_bytes} bytes, the most JSON that is read")
     return parse_json(raw, str(path), error)
-
-
-def read_bounded(path: Path, error: type[GacError], size: int) -> bytes:
-    """Read at most `size` bytes from the start of the regular file `path`."""
-    with open_untrusted(path, error) as file:
-        return file.read(size)
 
 
 def parse_json(

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import copy_file, write_json
-from vllm_gac.checkpoint.digests import sha256_of_file, sign_files, unsign_files
+from vllm_gac.checkpoint.digests import sign_files, unsign_files
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.locate import INDEX_FILE, OTHERS, TOKENIZER, refuse_escape
 from vllm_gac.checkpoint.open import Checkpoint, faults
+from vllm_gac.checkpoint.regular_files import sha256_of_file
 from vllm_gac.errors import CheckpointError
 
 # The largest tokenizers have 35 MB, and a model has about ten files beside its weights.
