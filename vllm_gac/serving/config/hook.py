@@ -46,9 +46,10 @@ class GacConfigHook:
         """Parse the layout, so that a faulty config.json fails before anything starts."""
         refuse_if_unregistered()
         check_role(model_config)
-        resolve_overrides(GacConfig.of(model_config.hf_config))
-        check_cache_scheme(model_config.hf_config)
-        _choose_tokenizer(model_config)
+        config = GacConfig.of(model_config.hf_config)
+        resolve_overrides(config)
+        check_cache_scheme(config)
+        _choose_tokenizer(model_config, config)
 
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
@@ -74,9 +75,9 @@ class GacConfigHook:
         choose_cuda_graphs(vllm_config)
 
 
-def _choose_tokenizer(model_config: "ModelConfig") -> None:
+def _choose_tokenizer(model_config: "ModelConfig", config: GacConfig) -> None:
     """Make tokens as vLLM makes those of the dense model, which had Mistral's own files."""
-    gac = GacConfig.of(model_config.hf_config).checked.gac
+    gac = config.checked.gac
     if gac is None or gac.source.get("tokenizer_mode") != "mistral":
         return
     if model_config.tokenizer == model_config.model and model_config.tokenizer_mode == "auto":
@@ -126,6 +127,6 @@ def _preflight(directory: Path, config: GacConfig, load_config: "LoadConfig") ->
         return
     quantization = getattr(config, "quantization_config", None)
     if quantization is None:
-        preflight(directory, config.stored)
+        preflight(directory, config)
     else:
         check_packed(directory, config.stored, quantization)

@@ -36,7 +36,7 @@ from vllm_gac.layout.tensor_parallel import repeated_tensor, with_heads_of
 from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.merged_factors import check_has_factors, merged_tensors
 from vllm_gac.serving.loading.options import loader_options
-from vllm_gac.serving.loading.preflight import preflight, refused_to_serve
+from vllm_gac.serving.loading.preflight import preflight, refuse_unserved_files
 from vllm_gac.serving.loading.quantized_checkpoint import check_packed
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
@@ -155,12 +155,10 @@ class GacModelLoader(DefaultModelLoader):
             CheckpointError: A file is not as it was written, the headers do not match the layout,
                 a RoPE table does not match config.json, or the model is of no known family.
         """
-        if fault := refused_to_serve(Path(model_config.model)):
-            raise CheckpointError(f"{model_config.model}: {fault}")
-        hf_config = model_config.hf_config
-        packed = _is_packed(model_config)
+        refuse_unserved_files(Path(model_config.model))
         try:
-            layout = GacConfig.of(hf_config).stored
+            config = GacConfig.of(model_config.hf_config)
+            layout = config.stored
         except CheckpointError as e:
             if getattr(model_config, "runner_type", None) != "draft":
                 raise CheckpointError(
@@ -177,10 +175,10 @@ class GacModelLoader(DefaultModelLoader):
             fall_back_to_pt=False,
             allow_patterns_overrides=None,
         )
-        if packed:
-            check_packed(Path(folder), layout, hf_config.quantization_config)
+        if _is_packed(model_config):
+            check_packed(Path(folder), layout, config.quantization_config)
             return None  # vLLM reads the quantizer's format
-        checkpoint = preflight(Path(folder), layout, hf_config.to_dict())
+        checkpoint = preflight(Path(folder), config)
         for fault in rope_faults(checkpoint):
             raise CheckpointError(fault)
         logger.info("All %d tensor headers are as the config says", len(checkpoint.tensors))

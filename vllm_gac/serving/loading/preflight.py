@@ -2,19 +2,18 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from vllm_gac.checkpoint.fused import without_fused
 from vllm_gac.checkpoint.headers import read_headers
 from vllm_gac.checkpoint.locate import locate_weights, state_dict_files, without_weights
 from vllm_gac.checkpoint.open import Checkpoint, faults, quantized
+from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Format, Imported
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.schema import HfConfig, validate
+from vllm_gac.serving.gac_config import GacConfig
 
 MAX_FAULTS_SHOWN = 5
 
@@ -32,8 +31,7 @@ def open_to_serve(directory: Path) -> tuple[Format, Checkpoint]:
 
     from vllm_gac.serving.loading.decode_fit import fits_decode_kernel
 
-    if (fault := refused_to_serve(directory)) is not None:
-        raise CheckpointError(f"{directory}: {fault}")
+    refuse_unserved_files(directory)
     fits = fits_decode_kernel if current_platform.is_cuda() else None
     model_format, checkpoint = open_any_format(directory, fits)
     is_made = isinstance(checkpoint, Imported) and not checkpoint.is_stored_as_served
@@ -46,34 +44,37 @@ def open_to_serve(directory: Path) -> tuple[Format, Checkpoint]:
     return model_format, checkpoint
 
 
-def refused_to_serve(directory: Path) -> str | None:
-    """Why `directory` cannot be served, although verbs can read it; None if it can."""
+def refuse_unserved_files(directory: Path) -> None:
+    """Raise CheckpointError if `directory` cannot be served, although verbs can read it."""
     if not directory.is_dir() or any(directory.glob("*.safetensors*")):
-        return None
+        return
+    fault = without_weights(directory)
     if state_dict_files(directory):
-        return "pytorch_model*.bin are not served; 'vllm-gac import' makes safetensors of them"
-    return without_weights(directory)
+        fault = "pytorch_model*.bin are not served; 'vllm-gac import' makes safetensors of them"
+    raise CheckpointError(f"{directory}: {fault}")
 
 
-def preflight(
-    directory: Path, layout: ModelLayout, raw_config: Mapping[str, Any] | None = None
-) -> Checkpoint:
-    """Open the checkpoint in `directory` and check its headers against the layout to serve.
+def preflight(directory: Path, config: GacConfig) -> Checkpoint:
+    """Locate and read the files in `directory`, and check their headers against what is served.
 
     Args:
         directory: A model directory in any format that we serve.
-        layout: The layout that the files must have.
-        raw_config: Content of config.json, used if the directory has none: with --download-dir,
-            vLLM keeps config and weights of a model on the Hub apart.
+        config: The config that is served. Its stored layout is the one that the files must have.
 
     Raises:
-        CheckpointError: The directory does not hold exactly the tensors of `layout`.
+        CheckpointError: The directory does not hold exactly the tensors of that layout.
     """
-    if raw_config is not None and not (directory / "config.json").exists():
-        config = validate(HfConfig, dict(raw_config), "config.json")
+    layout, path = config.stored, directory / "config.json"
+    # With --download-dir, vLLM keeps config and weights of a model on the Hub apart.
+    raw = read_json(path) if path.exists() else config.to_dict()
+    if raw.get("gac") is not None or not path.exists():
+        refuse_unserved_files(directory)
         headers = read_headers(locate_weights(directory))
-        tensors = without_fused(directory, config.model_type, layout, headers)
-        checkpoint = Checkpoint(directory, raw_config, config, layout, tensors)
+        is_dense = config.checked.gac is None
+        stored = (
+            without_fused(directory, config.model_type, layout, headers) if is_dense else headers
+        )
+        checkpoint = Checkpoint(directory, raw, config.checked, layout, stored)
     else:
         _, checkpoint = open_to_serve(directory)
     if isinstance(checkpoint, Imported) and not checkpoint.is_stored_as_served:
