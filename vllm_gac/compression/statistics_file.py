@@ -176,10 +176,14 @@ def read_layer_stats(path: Path, measured: Measured, index: int, device: str) ->
 def _square(packed: torch.Tensor, device: str) -> torch.Tensor:
     """The symmetric fp64 matrix on `device` whose upper triangle is `packed`."""
     size = (math.isqrt(8 * len(packed) + 1) - 1) // 2
-    upper, start = torch.zeros(size, size), 0
-    for number in range(size):
-        upper[number, number:] = packed[start : (start := start + size - number)]
-    square = upper.to(device, torch.float64)
+    packed, begin = packed.to(device), 0
+    square = torch.zeros(size, size, device=device)
+    for start in range(0, size, _ROWS):
+        rows = square[start : start + _ROWS, start:]
+        wanted = torch.ones_like(rows, dtype=torch.bool).triu_()
+        count = rows.numel() - len(rows) * (len(rows) - 1) // 2
+        rows.masked_scatter_(wanted, packed[begin : (begin := begin + count)])
+    square = square.to(torch.float64)
     square += square.triu(1).T
     return square
 
