@@ -41,7 +41,7 @@ _MIN_GAIN = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Hidden states between two layers for the same tokens, [count, length, hidden] on the CPU.
+    """Hidden states between two layers for the same tokens, [count, length, hidden].
 
     Attributes:
         dense: Those of the dense model.
@@ -68,12 +68,12 @@ class _Half:
 
     def forward(self, layer: LayerLayout, weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
         """All `hidden` states after this half of the layer."""
-        outputs = []
-        for batch in batches(hidden):
+        outputs = torch.empty_like(hidden)
+        for batch, leaving in zip(batches(hidden), batches(outputs), strict=True):
             states = batch.to(self.model.device)
             inputs = self.inputs(layer, weights, states)
-            outputs.append((states + project(weights, self.linear, inputs)).cpu())
-        return torch.cat(outputs)
+            leaving.copy_(states + project(weights, self.linear, inputs))
+        return outputs
 
 
 def refit_layer(
@@ -103,8 +103,9 @@ def refit_layer(
     dense_output = attention.forward(before, dense, streams.dense)
     refitted |= _refitted(attention, refitted, streams.small, dense_output)
     if model.layout.experts:  # they stay as they are
-        left = (after_mlp(model, dense, x.to(model.device)).cpu() for x in batches(dense_output))
-        return refitted, torch.cat([*left])
+        for states in batches(dense_output):
+            states.copy_(after_mlp(model, dense, states.to(model.device)))
+        return refitted, dense_output
     entering = attention.forward(layer, _cast(model, refitted), streams.small)
     mlp = _Half(model, "mlp.down_proj", layer)
     dense_output = mlp.forward(before, dense, dense_output)
@@ -114,7 +115,7 @@ def refit_layer(
 def layer_output(
     model: Reference, layer: LayerLayout, weights: Weights, hidden: torch.Tensor
 ) -> torch.Tensor:
-    """The hidden states that leave a layer, dense or compressed, on the CPU."""
+    """The hidden states that leave a layer, dense or compressed, where those that enter are."""
     return layer_outputs(model, layer, _cast(model, weights), hidden)
 
 

@@ -1,12 +1,12 @@
 """What layers are refitted on is read from disk after a stop only."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 from tests.support.dense_models import config, write, write_text
-from vllm_gac.checkpoint.atomic_files import write_tensors
+from vllm_gac.checkpoint.atomic_files import write_floats
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress import refitting
 from vllm_gac.steps.compress.compress import compress
@@ -18,14 +18,14 @@ def test_a_run_that_goes_on_reads_no_streams(
 ) -> None:
     written = []
 
-    def kept(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    def kept(path: Path, *states: Any) -> None:
         written.append(path.name)
-        write_tensors(path, tensors)
+        write_floats(path, *states)
 
     def not_read(path: Path, shapes: object) -> None:
         raise AssertionError(path)
 
-    monkeypatch.setattr(refitting, "write_tensors", kept)
+    monkeypatch.setattr(refitting, "write_floats", kept)
     monkeypatch.setattr(refitting, "kept_tensors", not_read)
     write(tmp_path / "model", config(num_hidden_layers=3))
     write_text(tmp_path / "text.txt")

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from vllm_gac.checkpoint.atomic_files import write_tensors
+from vllm_gac.checkpoint.atomic_files import write_floats
 from vllm_gac.checkpoint.open import TensorReader
+from vllm_gac.compression.devices import free_memory
 from vllm_gac.compression.reference_model import Reference, embed
 from vllm_gac.compression.refit import Streams, layer_output, refit_layer
 from vllm_gac.layout.dims import ModelLayout
@@ -44,6 +45,10 @@ class Refitting:
         self._model, self._layout, self._read, self._directory = model, layout, read, directory
         self._tokens = _some(tokens, model.layout.layers[0].intermediate_size)
         self._held: dict[int, Streams] = {}
+        # Those that enter and leave a layer, dense and compressed, and those between its halves.
+        states_bytes = 6 * 4 * self._tokens.numel() * layout.hidden_size
+        has_room = 4 * states_bytes <= free_memory(str(model.device))
+        self._home = model.device if has_room else torch.device("cpu")
 
     def refitted(
         self, index: int, dense: Mapping[str, torch.Tensor], small: Mapping[str, torch.Tensor]
@@ -65,7 +70,8 @@ class Refitting:
         if index + 1 < len(self._layout.layers):
             layer = self._layout.layers[index]
             small = layer_output(self._model, layer, stored, self._entering(index).small)
-            write_tensors(self._path(index + 1), {"dense": dense, "small": small})
+            shapes = {"dense": dense.shape, "small": small.shape}
+            write_floats(self._path(index + 1), shapes, (dense, small), {})
             self._held = {index + 1: Streams(dense, small)}
         if index:
             self._path(index - 1).unlink(missing_ok=True)
@@ -78,8 +84,9 @@ class Refitting:
     def _streams(self, index: int) -> Streams:
         if index:
             shape = (*self._tokens.shape, self._layout.hidden_size)
-            return Streams(**kept_tensors(self._path(index), {"dense": shape, "small": shape}))
-        hidden = embed(self._model, self._read, self._tokens).cpu()
+            kept = kept_tensors(self._path(index), {"dense": shape, "small": shape})
+            return Streams(**{name: states.to(self._home) for name, states in kept.items()})
+        hidden = embed(self._model, self._read, self._tokens).to(self._home)
         return Streams(hidden, hidden)
 
     def _path(self, index: int) -> Path:
