@@ -2,6 +2,9 @@
 
 import inspect
 import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,6 +147,24 @@ def test_memory_and_disk_follow_from_the_shapes() -> None:
     assert probes.states_bytes >= 37 * (1 << 14) * 4096 * 4
     assert probes.disk_bytes > work.disk_bytes + 32 * 2 * (1 << 11) * 4096 * 4
     assert announcement(work, "cpu", "cpu").endswith("GB of memory and 19.6 GB of disk")
+    wholes = replace(work, whole_tokens=1 << 15)
+    assert wholes.states_bytes == 2 * work.states_bytes
+
+
+@pytest.mark.slow
+def test_the_memory_that_is_announced_is_taken(tmp_path: Path) -> None:
+    code = (
+        "import logging, resource, vllm_gac; logging.basicConfig(level='INFO')\n"
+        "request = vllm_gac.CalibrateRequest(max_tokens=16384)\n"
+        f"vllm_gac.calibrate({str(demo.MODEL)!r}, [{str(demo.CALIBRATION)!r}], "
+        f"{str(tmp_path / 'stats')!r}, request, device='cpu', progress=False)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = re.search(r"takes about ([\d.]+) GB of memory", done.stderr)
+    assert said is not None
+    # One digit after the point is said.
+    assert int(done.stdout) * 1024 / 1e9 == pytest.approx(float(said[1]), rel=0.1, abs=0.05)
 
 
 def test_hidden_states_stay_on_a_gpu_that_has_room_beside_the_rest() -> None:

@@ -44,13 +44,14 @@ def backward(
     what leaves it, both on the model's home. It returns the gradients by what enters.
     """
     layers = len(model.layout.layers)
-    with tqdm(total=2 * layers, desc=description, unit="layer", disable=not progress) as bar:
+    back = 1 + draws  # forward again, and the gradients of each draw
+    with tqdm(total=layers * (1 + back), desc=description, disable=not progress) as bar:
         states = entering_states(model, read, tokens, bar.update)
         gradients = head_gradients(model, read, states.pop(), draws)
         for index in reversed(range(layers)):
             weights = layer_weights(model, read, index)
             gradients = through(index, weights, states.pop(), gradients)
-            bar.update()
+            bar.update(back)
 
 
 def entering_states(

@@ -10,7 +10,11 @@ import torch
 
 from vllm_gac.compression.backward import ROWS
 from vllm_gac.compression.probes import DRAWS, positions
+from vllm_gac.compression.reference_model import BATCH
 from vllm_gac.layout.dims import ModelLayout
+
+# Bytes of Python with torch and the tokenizer, measured.
+_PROCESS = 450_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class Work:
         metric_tokens: Tokens that they are measured on.
         weight_bytes: Size of the model's weights.
         file_bytes: Size of the statistics file.
+        whole_tokens: Tokens that run through whole models of the probes, of all together.
     """
 
     layout: ModelLayout
@@ -38,16 +43,18 @@ class Work:
     metric_tokens: int
     weight_bytes: int
     file_bytes: int
+    whole_tokens: int = 0
 
     @property
     def device_bytes(self) -> int:
-        """Most bytes on the device: one layer, a smaller one, its covariances and an inverse.
+        """Most bytes on the device: one layer, a smaller one, its covariances, and an inverse or
+        what autograd keeps of a batch.
 
         Or the unembedding, and the logits of some tokens with their shares in fp64.
         """
         layout, largest = self.layout, max(self.covariances, default=0)
         squares = (*self.covariances, *self.metrics)
-        covariances = 8 * sum(n * n for n in squares) + 24 * largest**2
+        covariances = 8 * sum(n * n for n in squares) + max(24 * largest**2, self._activations)
         probed = (DRAWS + 2) * self._gradients // DRAWS // len(layout.layers)
         layer = 8 * _parameters(layout) + covariances + probed
         head = layout.vocab_size * (4 * layout.hidden_size + 24 * ROWS)
@@ -63,7 +70,8 @@ class Work:
         backward = max(
             (layers + 3) * self.metric_tokens, (layers + 1 + 2 * DRAWS) * self.probe_tokens
         )
-        return max(2 * (self.tokens + self.probe_tokens), backward) * self._state_bytes
+        forward = 2 * (self.tokens + self.probe_tokens + self.whole_tokens)
+        return max(forward, backward) * self._state_bytes
 
     @property
     def copied_bytes(self) -> int:
@@ -86,8 +94,17 @@ class Work:
     def disk_bytes(self) -> int:
         """Most bytes on disk: statistics, metrics, gradients, and hidden states around a layer."""
         metrics = 4 * len(self.layout.layers) * sum(n * n for n in self.metrics)
-        states = 2 * (self.tokens + self.probe_tokens) * self._state_bytes
+        states = 2 * (self.tokens + self.probe_tokens + self.whole_tokens) * self._state_bytes
         return self.file_bytes + metrics + self._gradients + states
+
+    @property
+    def _activations(self) -> int:
+        """Bytes that a layer needs for the gradients of a batch."""
+        layout = self.layout
+        heads = 10 * layout.num_attention_heads + 4 * layout.num_key_value_heads
+        width = layout.layers[0].intermediate_size
+        numbers = 12 * layout.hidden_size + heads * layout.head_dim + 6 * width
+        return 4 * numbers * max(BATCH, self.sequence_length)
 
     @property
     def _gradients(self) -> int:
@@ -106,7 +123,7 @@ def announcement(work: Work, device: str, home: str) -> str:
     """One line about the text, the device, where hidden states stay, the memory and the disk."""
     on_gpu = torch.device(device).type != "cpu"
     where = f"{device} ({torch.cuda.get_device_name(device)})" if on_gpu else "the CPU"
-    host, gpu = work.copied_bytes, work.resident_bytes
+    host, gpu = _PROCESS + work.copied_bytes, work.resident_bytes
     if home == "cpu":
         host, gpu = host + work.states_bytes, work.device_bytes
     if on_gpu:

@@ -184,8 +184,14 @@ def _stream(run: _Run) -> torch.Tensor:
                 embed(model, read, of).to(model.home) for of in (run.tokens, run.probed)
             )
             small = held[rows].expand(len(tried), -1, -1, -1)
-        total = len(run.tokens) * (layers - done)
-        with tqdm(total=total, desc="calibrate", unit="seq", disable=not run.progress) as bar:
+        each, show = len(run.tokens) + len(held), run.progress
+        with tqdm(
+            total=each * (layers - done),
+            desc="calibrate",
+            unit="seq",
+            smoothing=0,
+            disable=not show,
+        ) as bar:
             for index in range(done, layers):
                 weights = layer_weights(model, read, index)
                 stats, hidden = observe_layer(
@@ -203,6 +209,7 @@ def _stream(run: _Run) -> torch.Tensor:
                 if len(held):
                     errors[PROBES], small = _probed(run, index, layer, tried, held, small)
                     held = layer_outputs(model, model.layout.layers[index], weights, held)
+                    bar.update(len(held))
                 states = {"hidden": hidden, "held": held, "small": small}
                 if written is not None:
                     written.result()

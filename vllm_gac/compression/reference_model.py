@@ -24,6 +24,8 @@ Tensor: TypeAlias = torch.Tensor
 # Called with a linear's name, e.g. "self_attn.o_proj", and its input [batch, tokens, in] or its
 # output [batch, tokens, out].
 Observe: TypeAlias = Callable[[str, Tensor], None]
+# Tokens of a batch, about.
+BATCH = 4096
 _CPU = torch.device("cpu")
 
 
@@ -341,7 +343,7 @@ def ignore(name: str, x: Tensor) -> None:
     """Observe nothing."""
 
 
-def batches(sequences: Tensor, tokens: int = 4096) -> Iterator[Tensor]:
+def batches(sequences: Tensor, tokens: int = BATCH) -> Iterator[Tensor]:
     """Split [count, length, ...] along its first dimension into pieces of about `tokens` tokens."""
     count = max(1, tokens // max(1, sequences.shape[1]))
     for start in range(0, len(sequences), count):
