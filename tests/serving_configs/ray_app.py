@@ -105,11 +105,7 @@ def _child(parent: psutil.Process, title: str) -> psutil.Process:
         children[:] = [child for child in parent.children() if title in _title(child)]
         return bool(children)
 
-    try:
-        wait_until(is_there, PATIENCE, f"{parent} has a child {title}")
-    except TimeoutError as error:
-        there = [(child, _title(child)) for child in parent.children()]
-        raise TimeoutError(f"{error}; it has {there}") from None
+    wait_until(is_there, PATIENCE, f"{parent} has a child {title}")
     return children[0]
 
 
@@ -120,9 +116,9 @@ def _title(process: psutil.Process) -> str:
 
 
 @contextlib.contextmanager
-def serve_run(config: dict[str, Any], directory: Path, port: int | None = None) -> Iterator[App]:
-    """Have a Serve config run on a free port, or on `port`, and end with every process of it."""
-    port = port or free_port()
+def serve_run(config: dict[str, Any], directory: Path) -> Iterator[App]:
+    """Have a Serve config run on a free port, and end with every process of it."""
+    port = free_port()
     # Not pytest's: a path of a socket has at most 107 characters, of which Ray takes 60.
     ray_directory = tempfile.mkdtemp(prefix="ray-")
     with (directory / "log").open("w") as out:

@@ -30,7 +30,7 @@ from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import find_scenario, load_scenario
 from tests.serving.server import Server, serve
 from tests.serving_configs.programs import CONFIGS, program
-from tests.serving_configs.test_dashboard import expressions
+from tests.serving_configs.test_prometheus import expressions
 from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until
 from vllm_gac.checkpoint.open import open_checkpoint

@@ -145,11 +145,11 @@ def test_an_answer_arrives_as_it_was_given(place: Place) -> None:
         assert answer.read() == b"\x1f\x8b no gzip"
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_is_passed_on(place: Place, method: str) -> None:
-    with place.ask("/x", method) as answer:
-        assert answer.status == 418
-    assert place.vllm.requests[0][0] == method
+def test_every_method_is_passed_on(place: Place) -> None:
+    for method in METHODS:
+        with place.ask("/x", method) as answer:
+            assert answer.status == 418
+    assert [request[0] for request in place.vllm.requests] == METHODS
 
 
 def test_a_redirect_is_the_clients_to_follow(place: Place) -> None:
