@@ -1,7 +1,6 @@
 """vLLM has what vllm-gac relies on; and a release that lacks something is told so in one line."""
 
 import ast
-import importlib.metadata
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,6 @@ import vllm
 from tools.vllm_contract import __main__ as command
 from tools.vllm_contract.__main__ import ROOT, broken
 from tools.vllm_contract.behaviours import changed_behaviours
-from tools.vllm_contract.overlay import overlay
 from tools.vllm_contract.sources import Release
 from tools.vllm_contract.uses import Uses
 from tools.vllm_contract.wheel import sources_of
@@ -207,30 +205,6 @@ def test_what_is_no_release_is_refused_in_a_sentence(
     (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit, match=sentence):
         sources_of(release, tmp_path / "build")
-
-
-def test_an_overlay_has_the_python_of_one_release_and_the_libraries_of_another(
-    tmp_path: Path,
-) -> None:
-    wheel = tmp_path / "vllm-9.9.9-cp38-abi3-manylinux_2_28_x86_64.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name in (
-            "vllm/a.py",
-            "vllm/b.json",
-            "vllm/_C.abi3.so",
-            "vllm/third_party/deep_gemm/c.py",
-        ):
-            archive.writestr(name, "of the wheel")
-    installed, out = tmp_path / "installed/vllm", tmp_path / "out"
-    installed.mkdir(parents=True)
-    (installed / "_C.abi3.so").write_text("of the build")
-    (installed / "a.py").write_text("of the build")
-    for _ in range(2):
-        overlay(str(wheel), out, installed)
-    files = {x.name: x.read_text() for x in (out / "vllm").rglob("*") if x.is_file()}
-    assert files == {"a.py": "of the wheel", "b.json": "of the wheel", "_C.abi3.so": "of the build"}
-    (known,) = importlib.metadata.distributions(path=[str(out)])
-    assert (known.name, known.version) == ("vllm", "9.9.9+cpu")
 
 
 def test_the_command_prints_what_is_broken_and_fails(
