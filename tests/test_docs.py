@@ -54,8 +54,8 @@ def test_the_biases_of_the_example_are_those_of_its_layout() -> None:
     plain = layout_of(example()).tensors()
     biased = layout_of(example() | {"attention_bias": True, "mlp_bias": True}).tensors()
     added = {name: shape for name, shape in biased.items() if name not in plain}
-    shown = _tensors(_block("text", "With `attention_bias` and `mlp_bias`"))
-    assert shown == {name: shape for name, shape in added.items() if ".layers.3." in name}
+    on_page = _tensors(_block("text", "With `attention_bias` and `mlp_bias`"))
+    assert on_page == {name: shape for name, shape in added.items() if ".layers.3." in name}
 
 
 def test_the_example_says_the_head_dim_that_we_would_write() -> None:
@@ -126,8 +126,8 @@ def test_the_import_tables_are_those_that_are_enforced(
     page = _text(ROOT / "docs/architecture.md")
     table = page.partition(f"| {header} | may import |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
-    shown = {name: set(re.findall(r"`(\w+)`", below)) for name, below in rows}
-    assert shown == {name: set(below.split()) for name, below in allowed.items()}
+    on_page = {name: set(re.findall(r"`(\w+)`", below)) for name, below in rows}
+    assert on_page == {name: set(below.split()) for name, below in allowed.items()}
 
 
 def test_the_page_of_the_api_has_every_public_name() -> None:

@@ -104,10 +104,10 @@ def test_layout_asks_nothing_of_a_file_system() -> None:
     for name, path in modules("vllm_gac/layout").items():
         for node in ast.walk(ast.parse(path.read_text())):
             called = node.func if isinstance(node, ast.Call) else None
-            asked = called.attr if isinstance(called, ast.Attribute) else ""
-            asked = called.id if isinstance(called, ast.Name) else asked
-            assert asked not in of_files, name
-            assert not asked.startswith(("read_", "write_")), (name, asked)
+            called_name = called.attr if isinstance(called, ast.Attribute) else ""
+            called_name = called.id if isinstance(called, ast.Name) else called_name
+            assert called_name not in of_files, name
+            assert not called_name.startswith(("read_", "write_")), (name, called_name)
 
 
 def test_only_what_serves_and_measures_imports_vllm() -> None:

@@ -84,9 +84,9 @@ def test_an_engine_that_failed_raises_the_same_error_from_then_on(
     started: Callable[..., Engine], question: Callable[..., Any], message: str
 ) -> None:
     engine = started()
-    for asked in (question, options):
+    for function in (question, options):
         with pytest.raises(EngineError, match=message):
-            engine.ask(asked)
+            engine.ask(function)
 
 
 def test_an_engine_that_does_not_start_says_why(started: Callable[..., Engine]) -> None:

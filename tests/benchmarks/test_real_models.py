@@ -153,10 +153,10 @@ def test_prompts_are_of_documented_functions_and_paragraphs() -> None:
     )
     cut = code + "def broken(:\n    x = ["
     paragraph = "A paragraph of prose that is long enough to be asked about. " * 5
-    asked = prompts([{"text": cut}, {"text": code}], [{"text": f"short\n\n{paragraph}"}], 99)
-    assert len(asked) == 7  # each function once
-    assert sum("f3" in prompt for prompt in asked) == 1
-    assert sum("long enough" in prompt for prompt in asked) == 1
+    written = prompts([{"text": cut}, {"text": code}], [{"text": f"short\n\n{paragraph}"}], 99)
+    assert len(written) == 7  # each function once
+    assert sum("f3" in prompt for prompt in written) == 1
+    assert sum("long enough" in prompt for prompt in written) == 1
 
 
 def test_patterns_choose_rows() -> None:
@@ -212,15 +212,15 @@ def test_an_engine_is_compared_with_the_reference_token_by_token(tmp_path: Path)
 
 def test_parts_make_the_file_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "model.gguf"
-    whole = os.urandom(1 << 20)
-    file.write_bytes(whole)
+    content = os.urandom(1 << 20)
+    file.write_bytes(content)
     monkeypatch.setattr(parts, "unneeded_bytes", lambda file: (1000, 500_000))
     assert main(["pack", f"{file}", f"{tmp_path / 'parts'}", "--bytes", "200000"]) == 0
     sizes = [path.stat().st_size for path in (tmp_path / "parts").glob("*/part")]
     assert max(sizes) <= 200_000
     assert sum(sizes) < 600_000  # zeros take no room
     parts.join(tmp_path / "parts", tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == whole[:1000] + bytes(499_000) + whole[500_000:]
+    assert (tmp_path / "again").read_bytes() == content[:1000] + bytes(499_000) + content[500_000:]
     last = tmp_path / "parts" / str(len(sizes) - 1) / "part"
     last.write_bytes(last.read_bytes()[:-9] + b"x" + last.read_bytes()[-8:])
     assert main(["join", f"{tmp_path / 'parts'}", f"{tmp_path / 'bad'}"]) == 1

@@ -97,8 +97,8 @@ def test_a_failure_stops_nothing_and_only_what_is_missing_is_served_again(
     assert [row["cell"] for row in rows if "error" in row] == [cells[1].name]
     monkeypatch.setattr(FakeEngine, "broken", "")
     rows = rows_of(tmp_path, cells)
-    (own,) = FakeEngine.started
-    assert (own["attention_backend"], own["kv_cache_dtype"]) == ("GAC", "fp8")
+    (started,) = FakeEngine.started
+    assert (started["attention_backend"], started["kv_cache_dtype"]) == ("GAC", "fp8")
     assert len([row for row in rows if "batch" in row]) == len(cells) * len(TINY.batches)
 
     (tmp_path / "run.json").write_text('{"shape": "tiny", "commit": "c", "date": "2026-01-01"}')

@@ -90,12 +90,12 @@ def test_every_factor_in_fp8_quantizes_its_input() -> None:
     ]
     quantized = {w: pass_microseconds("quantize", 64, w, MEASURED) for w in (1024, 4096, 14336)}
     assert quantized[4096] == pytest.approx(2.0 + 64 * 4096 / 1e6)
-    whole = mlp_microseconds(DENSE, LAYER, DECODE, MEASURED, FP8)
+    full = mlp_microseconds(DENSE, LAYER, DECODE, MEASURED, FP8)
     parted = mlp_microseconds(DENSE, low_rank(gate=1024), DECODE, MEASURED, FP8)
     gate_up = gemm_microseconds(64, 2 * 14336, 4096, MEASURED, dtype="fp8")
     joined = moving_microseconds(4 * 64 * 14336, MEASURED)
     more = gemm[0] + gemm[1] + gemm[2] + quantized[4096] + quantized[1024] + joined - gate_up
-    assert parted - whole == pytest.approx(more, rel=1e-3)
+    assert parted - full == pytest.approx(more, rel=1e-3)
 
 
 def test_our_kernels_between_linears_take_together_what_was_measured() -> None:

@@ -247,12 +247,12 @@ def test_vllm_s_own_model_decodes_by_vllm_s_kernel_and_a_compressed_one_by_what_
 def test_vllm_s_kernel_takes_for_a_size_that_it_pads_what_it_takes_for_the_larger_one() -> None:
     every = read_profile("h200")
     layers = [heads("rotary", 8, r, 8, r) for r in (80, 96)]
-    stock, own = (
+    stock, gac = (
         [decode_microseconds(DENSE, a, 64, 4096, every, "fp8", backend) for a in layers]
         for backend in BACKENDS
     )
     assert stock[0] == stock[1]
-    assert own[0] < own[1] < stock[1]
+    assert gac[0] < gac[1] < stock[1]
 
 
 def test_without_times_of_vllm_s_kernel_the_fastest_counts() -> None:
@@ -349,26 +349,26 @@ def test_a_kernel_that_moves_little_takes_as_long_as_a_launch() -> None:
 def test_a_low_rank_linear_takes_both_its_gemms(rank: int, mix: BatchMix) -> None:
     m = mix.decode_batch if mix is DECODE else mix.prefill_tokens
     factors = [gemm(m, rank, 14336), gemm(m, 4096, rank)]
-    whole = mlp_microseconds(DENSE, LAYER, mix, GEMMS_ALONE)
+    full = mlp_microseconds(DENSE, LAYER, mix, GEMMS_ALONE)
     low = mlp_microseconds(DENSE, low_rank(down=rank), mix, GEMMS_ALONE)
-    assert low - whole == pytest.approx(sum(factors) - gemm(m, 4096, 14336), abs=1e-6)
+    assert low - full == pytest.approx(sum(factors) - gemm(m, 4096, 14336), abs=1e-6)
     assert low > max(factors)
 
 
 def test_one_low_rank_linear_parts_the_ones_beside_it() -> None:
-    whole = mlp_microseconds(DENSE, LAYER, DECODE, GEMMS_ALONE)
+    full = mlp_microseconds(DENSE, LAYER, DECODE, GEMMS_ALONE)
     parted = mlp_microseconds(DENSE, low_rank(gate=1024), DECODE, GEMMS_ALONE)
     expected = gemm(64, 1024, 4096) + gemm(64, 14336, 1024) + gemm(64, 14336, 4096)
-    assert parted - whole == pytest.approx(expected - gemm(64, 28672, 4096), abs=1e-6)
+    assert parted - full == pytest.approx(expected - gemm(64, 28672, 4096), abs=1e-6)
 
 
 @pytest.mark.parametrize(("up", "firsts"), [(512, [1536]), (513, [1024, 513])])
 def test_aligned_down_factors_of_one_input_are_one_gemm(up: int, firsts: list[int]) -> None:
-    whole = mlp_microseconds(DENSE, LAYER, DECODE, GEMMS_ALONE)
+    full = mlp_microseconds(DENSE, LAYER, DECODE, GEMMS_ALONE)
     both = mlp_microseconds(DENSE, low_rank(gate=1024, up=up), DECODE, GEMMS_ALONE)
     expected = sum(gemm(64, rank, 4096) for rank in firsts)
     expected += gemm(64, 14336, 1024) + gemm(64, 14336, up)
-    assert both - whole == pytest.approx(expected - gemm(64, 28672, 4096), abs=1e-6)
+    assert both - full == pytest.approx(expected - gemm(64, 28672, 4096), abs=1e-6)
 
 
 @given(st.floats(0.1, 100), st.floats(0.1, 100))

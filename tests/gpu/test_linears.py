@@ -140,8 +140,8 @@ def test_times_at_the_ends_of_their_range_give_numbers(low: float) -> None:
 def test_our_kernel_is_not_predicted_below_the_roofline() -> None:
     profile = with_times(entry(64, GATE_UP, 1.0, True))  # less than its down factors take alone
     microseconds = linears_microseconds(64, GATE_UP, profile, is_gated=True)
-    least = 2 * roofline(H200).gemm(64, 14336, 2432)
-    assert microseconds == pytest.approx(least + gemm_microseconds(64, 4864, 4096, H200))
+    floor = 2 * roofline(H200).gemm(64, 14336, 2432)
+    assert microseconds == pytest.approx(floor + gemm_microseconds(64, 4864, 4096, H200))
 
 
 # ---- what is computed how --------------------------------------------------------------------
@@ -208,10 +208,10 @@ def test_a_whole_linear_beside_low_rank_ones_is_a_gemm_of_its_own() -> None:
 def test_queries_keys_and_values_gain_only_together() -> None:
     """Their up factors are one launch. One of them alone parts the GEMM of the three."""
     sizes = ((4096, 1600), (1024, 640), (1024, 640))
-    whole = [Linear(out, 4096) for out, _ in sizes]
+    full = [Linear(out, 4096) for out, _ in sizes]
     low = [Linear(out, 4096, rank) for out, rank in sizes]
     together, dense, one = (
-        linears_microseconds(1, linears, H200) for linears in (low, whole, [low[0], *whole[1:]])
+        linears_microseconds(1, linears, H200) for linears in (low, full, [low[0], *full[1:]])
     )
     assert together < dense < one
 

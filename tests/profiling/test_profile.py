@@ -98,7 +98,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for kernel in ("normed", "quantized", "gated"):
         monkeypatch.setattr(fused.fp8_rows, kernel, fused_kernel)
     monkeypatch.setattr(swiglu, "swiglu_linear", lambda x, weight: x @ weight.t())
-    monkeypatch.setattr(low_rank, "warmup", lambda kinds, most, device: len(list(kinds)))
+    monkeypatch.setattr(low_rank, "warmup", lambda kinds, max_tokens, device: len(list(kinds)))
     monkeypatch.setattr(low_rank, "silu_mul", lambda gate, up: gate)
     monkeypatch.setattr(decode.DecodePlan, "decode_batch", lambda plan: Batch())
     monkeypatch.setattr(prefill, "_measure", prefill_times)
@@ -476,7 +476,7 @@ def test_a_gpu_can_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = result(capsys, "profile", "--quick", "--quiet", "--out", out)
     assert said["gpu"] == torch.cuda.get_device_name()
     written = read_profile(str(out))
-    own = Counter(point.dtype for point in written.decode if point.kernel == "gac")
+    by_dtype = Counter(point.dtype for point in written.decode if point.kernel == "gac")
     dtypes = ("bf16", "fp8") if torch.cuda.get_device_capability() >= (8, 9) else ("bf16",)
-    assert own == {dtype: len(decode_plans(quick=True, dtype=dtype)) for dtype in dtypes}
+    assert by_dtype == {dtype: len(decode_plans(quick=True, dtype=dtype)) for dtype in dtypes}
     assert {point.kernel for point in written.prefill_kernels} >= {"stock", "xformers"}

@@ -9,7 +9,7 @@ from vllm_gac.planning.losses import Curve
 def made_up_losses(dense: ModelLayout, seed: int = 0) -> list[dict[str, Curve]]:
     """Convex curves of random steepness, that differ by layer and part."""
     random = np.random.default_rng(seed)
-    own = dense.layers[0]
+    layer = dense.layers[0]
 
     def curve(full: int) -> Curve:
         left = 1 - np.arange(full + 1) / full
@@ -17,11 +17,11 @@ def made_up_losses(dense: ModelLayout, seed: int = 0) -> list[dict[str, Curve]]:
 
     layers: list[dict[str, Curve]] = []
     for _ in dense.layers:
-        curves = {"width": curve(own.intermediate_size)}
+        curves = {"width": curve(layer.intermediate_size)}
         for group in (1, 2):
             for name in ("rotary", "latent", "value"):
                 curves[f"{name}{group}"] = curve(group * dense.head_dim)
         for name in LINEARS:
-            curves[f"rank.{name}"] = curve(min(dense.linear_shape(own, name)))
+            curves[f"rank.{name}"] = curve(min(dense.linear_shape(layer, name)))
         layers.append(curves)
     return layers

@@ -46,8 +46,8 @@ class Signature:
         With `takes_more` it may require arguments that `base` does not take.
         """
         for index, name in enumerate(base.positional):
-            own = self.positional[index] if index < len(self.positional) else None
-            if own != name and not self.more:
+            name_here = self.positional[index] if index < len(self.positional) else None
+            if name_here != name and not self.more:
                 return f"takes {name} as argument {index + 1}, our override does not"
         by_position = {*base.positional} if self.more else set()
         unknown = sorted(base.named - self.named - by_position)

@@ -42,15 +42,15 @@ class Uses:
         release: The release to compare with.
         name: Dotted name of our module.
         file: Its source.
-        shown: The file's name in faults.
+        label: The file's name in faults.
 
     Once `broken` has run, `names` has what is imported, `members` the class or module and the name
     of each attribute that is read, and `overrides` the base and the name of each method of ours
     that stands for one of vLLM's.
     """
 
-    def __init__(self, release: Release, name: str, file: Path, shown: str) -> None:
-        self.release, self.name, self.shown = release, name, shown
+    def __init__(self, release: Release, name: str, file: Path, label: str) -> None:
+        self.release, self.name, self.label = release, name, label
         self.tree = ast.parse(file.read_text())
         self.names: set[str] = set()
         self.members: set[tuple[str, str]] = set()
@@ -64,7 +64,7 @@ class Uses:
         faults = [*self._imports(), *self._strings(), *self._classes()]
         faults += self._bodies(self.tree, {}, None)
         for line, fault in sorted(set(faults)):
-            yield f"{fault} ({self.shown}:{line})"
+            yield f"{fault} ({self.label}:{line})"
 
     def _imports(self) -> Iterator[tuple[int, str]]:
         for node in ast.walk(self.tree):
@@ -169,8 +169,8 @@ class Uses:
                 types["self"] = owner
             elif argument.annotation is not None:
                 named = [*self.release.annotated(self.name, argument.annotation)]
-                whole = ast.unparse(argument.annotation).strip("\"'").split(" | ")[0]
-                if named and whole.isidentifier():
+                annotation = ast.unparse(argument.annotation).strip("\"'").split(" | ")[0]
+                if named and annotation.isidentifier():
                     types[argument.arg] = named[0]
         return types
 
@@ -211,10 +211,10 @@ class Uses:
         """Note that `attribute` is read, of the class of vLLM that has it."""
         links = [owner] if isinstance(owner.node, ast.Module) else self.release.chain(owner)
         for link in links:
-            own = isinstance(link.node, ast.Module) or attribute in self.release.members(link)
-            if own and _is_vllm(link.module):
+            has_it = isinstance(link.node, ast.Module) or attribute in self.release.members(link)
+            if has_it and _is_vllm(link.module):
                 self.members.add((str(link), attribute))
-            if own:
+            if has_it:
                 return
 
     def _called(
