@@ -1,7 +1,7 @@
 """Times in FP8: measured ones count, missing ones are estimated, and padding costs."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ from vllm_gac.gpu.latency.layer import (
     mlp_microseconds,
 )
 from vllm_gac.gpu.latency.passes import fused_microseconds, pass_microseconds
-from vllm_gac.gpu.profile import FUSED_PART, FusedPasses, PassTime, SustainedTime, Types
+from vllm_gac.gpu.profile import FUSED_PART, Dtype, FusedPasses, PassTime, SustainedTime, Types
 
 FP8 = Types("fp8", "fp8")
 
@@ -65,12 +65,14 @@ def test_fp8_times_leave_those_in_16_bits_as_they_were() -> None:
         assert times[0] == times[1]
 
 
-def test_measured_linears_take_as_long_as_measured() -> None:
-    for sweep in [s for s in MEASURED.linear if s.dtype == "fp8" and s.fixed == 4096]:
+@pytest.mark.parametrize("dtype", get_args(Dtype))
+def test_measured_linears_take_as_long_as_measured(dtype: Dtype) -> None:
+    for sweep in (sweep for sweep in MEASURED.linear if sweep.dtype == dtype):
         for dim, time in zip(sweep.dims, sweep.microseconds, strict=True):
             if dim % 64 == 0:
                 n, k = (dim, sweep.fixed) if sweep.axis == "n" else (sweep.fixed, dim)
-                predicted = gemm_microseconds(sweep.m, n, k, MEASURED, dtype="fp8")
+                predicted = gemm_microseconds(sweep.m, n, k, MEASURED, dtype=dtype)
+                # A GEMM where two sweeps cross was measured twice.
                 assert predicted == pytest.approx(time, rel=0.1), (sweep.m, n, k)
 
 
