@@ -12,7 +12,7 @@ from benchmarks.engines.whole_model.predicted import (
     step_microseconds,
 )
 from vllm_gac.gpu.latency.gemm import gemm_microseconds
-from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
+from vllm_gac.gpu.latency.layer import BatchMix, Deployment, layer_microseconds
 from vllm_gac.gpu.profile_files import read_profile
 
 LLAMA = SHAPES["llama3-8b"]
@@ -41,7 +41,8 @@ def test_a_step_is_its_layers_with_the_head() -> None:
     dense, ours = (model(name, LLAMA.dense).layout for name in ("dense", "heads-96-64"))
     time = step_microseconds(dense, ours, ALONE, PROFILE)
     mix = BatchMix(1, 128 + 128, prefill_weight=0)
-    layers = sum(layer_microseconds(dense, layer, mix, PROFILE) for layer in ours.layers)
+    there = Deployment(PROFILE, mix)
+    layers = sum(layer_microseconds(dense, layer, there) for layer in ours.layers)
     head = gemm_microseconds(1, dense.vocab_size, dense.hidden_size, PROFILE)
     assert time == pytest.approx(layers + head, rel=1e-3)
     assert step_microseconds(dense, ours, PREFILL, PROFILE) > time

@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 
 from tests.gpu.test_latency import DECODE, DENSE, H200, LAYER, PREFILL, heads, low_rank
 from vllm_gac.gpu.latency.decode import decode_microseconds
-from vllm_gac.gpu.latency.deployment import estimated_times
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, roofline
 from vllm_gac.gpu.latency.layer import (
-    DENSE as STOCK_MODEL,
-)
-from vllm_gac.gpu.latency.layer import (
+    COMPRESSED,
+    Deployment,
     attention_microseconds,
+    estimated_times,
     layer_microseconds,
     mlp_microseconds,
+)
+from vllm_gac.gpu.latency.layer import (
+    DENSE as STOCK_MODEL,
 )
 from vllm_gac.gpu.latency.passes import fused_microseconds, pass_microseconds
 from vllm_gac.gpu.profile import FUSED_PART, Dtype, FusedPasses, PassTime, SustainedTime, Types
@@ -61,7 +63,7 @@ WITH_FUSED = MEASURED.model_copy(update={"fused": FUSED})
 
 def test_fp8_times_leave_those_in_16_bits_as_they_were() -> None:
     for mix in (DECODE, PREFILL):
-        times = [layer_microseconds(DENSE, LAYER, mix, p) for p in (H200, MEASURED)]
+        times = [layer_microseconds(DENSE, LAYER, Deployment(p, mix)) for p in (H200, MEASURED)]
         assert times[0] == times[1]
 
 
@@ -92,8 +94,8 @@ def test_every_factor_in_fp8_quantizes_its_input() -> None:
     ]
     quantized = {w: pass_microseconds("quantize", 64, w, MEASURED) for w in (1024, 4096, 14336)}
     assert quantized[4096] == pytest.approx(2.0 + 64 * 4096 / 1e6)
-    full = mlp_microseconds(DENSE, LAYER, DECODE, MEASURED, FP8)
-    parted = mlp_microseconds(DENSE, low_rank(gate=1024), DECODE, MEASURED, FP8)
+    full = mlp_microseconds(DENSE, LAYER, Deployment(MEASURED, DECODE, FP8))
+    parted = mlp_microseconds(DENSE, low_rank(gate=1024), Deployment(MEASURED, DECODE, FP8))
     gate_up = gemm_microseconds(64, 2 * 14336, 4096, MEASURED, dtype="fp8")
     joined = moving_microseconds(4 * 64 * 14336, MEASURED)
     more = gemm[0] + gemm[1] + gemm[2] + quantized[4096] + quantized[1024] + joined - gate_up
@@ -127,24 +129,29 @@ def test_a_compressed_layer_quantizes_in_the_kernels_before_its_linears(mix: Any
          norm + quantize[4096] + quantize[14336] + pass_microseconds("swiglu", m, 14336, MEASURED),
          ours["norm", 4096] + ours["swiglu", 14336]),
     ):  # fmt: skip
-        apart, fused = (part(DENSE, LAYER, mix, p, FP8) for p in (MEASURED, WITH_FUSED))
+        apart, fused = (part(DENSE, LAYER, Deployment(p, mix, FP8)) for p in (MEASURED, WITH_FUSED))
         assert fused - apart == pytest.approx(more - less)
         # vLLM compiles its own model, and 16-bit linears are not quantized.
-        for arguments in ((FP8, STOCK_MODEL), (Types(),)):
-            times = [part(DENSE, LAYER, mix, p, *arguments) for p in (MEASURED, WITH_FUSED)]
+        for types, served in ((FP8, STOCK_MODEL), (Types(), COMPRESSED)):
+            times = [
+                part(DENSE, LAYER, Deployment(p, mix, types), served)
+                for p in (MEASURED, WITH_FUSED)
+            ]
             assert times[0] == times[1]
 
 
 def test_low_rank_linears_quantize_by_themselves() -> None:
     for ranks in ({"gate": 1024, "up": 1024, "down": 1024}, {"gate": 1024}):
         apart, fused = (
-            mlp_microseconds(DENSE, low_rank(**ranks), DECODE, p, FP8)
+            mlp_microseconds(DENSE, low_rank(**ranks), Deployment(p, DECODE, FP8))
             for p in (MEASURED, WITH_FUSED)
         )
         assert fused == apart
     # Gate and up take what the norm quantized, but nothing quantizes for factors of down.
     down = low_rank(down=1024)
-    apart, fused = (mlp_microseconds(DENSE, down, DECODE, p, FP8) for p in (MEASURED, WITH_FUSED))
+    apart, fused = (
+        mlp_microseconds(DENSE, down, Deployment(p, DECODE, FP8)) for p in (MEASURED, WITH_FUSED)
+    )
     saved = moving_microseconds(64 * 4 * 4096, H200) + pass_microseconds(
         "quantize", 64, 4096, MEASURED
     )
@@ -155,8 +162,8 @@ def test_low_rank_at_light_load_is_slower_in_fp8_than_dense() -> None:
     """What was seen on an H200: .62 to .7 of the dense model's speed."""
     layer = low_rank(gate=2432, up=2432, down=2432)
     ratios = [
-        mlp_microseconds(DENSE, layer, DECODE, MEASURED, types)
-        / mlp_microseconds(DENSE, LAYER, DECODE, MEASURED, types)
+        mlp_microseconds(DENSE, layer, Deployment(MEASURED, DECODE, types))
+        / mlp_microseconds(DENSE, LAYER, Deployment(MEASURED, DECODE, types))
         for types in (Types(), FP8)
     ]
     assert ratios[0] < 1 < ratios[1]

@@ -18,6 +18,7 @@ from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, ro
 from vllm_gac.gpu.latency.layer import DENSE as AS_DENSE
 from vllm_gac.gpu.latency.layer import (
     BatchMix,
+    Deployment,
     ServedBy,
     attention_microseconds,
     layer_microseconds,
@@ -127,15 +128,15 @@ def test_a_gemm_that_runs_for_long_takes_as_long_as_measured() -> None:
 def test_prefill_is_at_the_rate_that_gemms_hold_and_decode_is_not() -> None:
     profile = sustained((8192, 28672, 4096, 1.2 * gemm(8192, 28672, 4096)))
     for layer in (LAYER, low_rank(gate=1024, up=1024, down=1024)):
-        times = [layer_microseconds(DENSE, layer, PREFILL, p) for p in (H200, profile)]
+        times = [layer_microseconds(DENSE, layer, Deployment(p, PREFILL)) for p in (H200, profile)]
         assert 1.1 < times[1] / times[0] < 1.2
-        times = [layer_microseconds(DENSE, layer, DECODE, p) for p in (H200, profile)]
+        times = [layer_microseconds(DENSE, layer, Deployment(p, DECODE)) for p in (H200, profile)]
         assert times[0] == times[1]
 
 
 def test_a_sustained_time_out_of_proportion_is_refused() -> None:
     with pytest.raises(ProfileError):
-        layer_microseconds(DENSE, LAYER, PREFILL, sustained((64, 64, 64, 1e9)))
+        layer_microseconds(DENSE, LAYER, Deployment(sustained((64, 64, 64, 1e9)), PREFILL))
 
 
 # ---- attention kernels -----------------------------------------------------------------------
@@ -222,7 +223,10 @@ def test_vllm_s_own_model_decodes_by_vllm_s_kernel_and_a_compressed_one_by_what_
             and p.value_heads == 8
         )
         types = Types(cache=cache)
-        return attention_microseconds(DENSE, LAYER, wide, every, types, served) - point.microseconds
+        return (
+            attention_microseconds(DENSE, LAYER, Deployment(every, wide, types), served)
+            - point.microseconds
+        )
 
     for cache in get_args(Dtype):
         rest = others(ServedBy(), cache, "gac")
@@ -305,11 +309,13 @@ def test_gate_and_up_and_q_k_v_are_one_gemm_each() -> None:
     norm = moving_microseconds(64 * 4 * 4096, H200)
     mlp = norm + gemm(64, 2 * 14336, 4096) + gemm(64, 4096, 14336)
     mlp += roofline(H200).moving(64 * 3 * 14336)
-    assert mlp_microseconds(DENSE, LAYER, DECODE, H200) == pytest.approx(mlp)
+    assert mlp_microseconds(DENSE, LAYER, Deployment(H200, DECODE)) == pytest.approx(mlp)
     attention = gemm(64, 6144, 4096) + gemm(64, 4096, 4096)
     attention += decode_microseconds(DENSE, LAYER, 64, 2048, H200)
     attention += norm + moving_microseconds(64 * (2 * (4096 + 1024) + 1024), H200)
-    assert attention_microseconds(DENSE, LAYER, DECODE, H200) == pytest.approx(attention)
+    assert attention_microseconds(DENSE, LAYER, Deployment(H200, DECODE)) == pytest.approx(
+        attention
+    )
 
 
 def test_a_kernel_that_moves_little_takes_as_long_as_a_launch() -> None:
@@ -322,23 +328,23 @@ def test_a_kernel_that_moves_little_takes_as_long_as_a_launch() -> None:
 def test_a_low_rank_linear_takes_both_its_gemms(rank: int, mix: BatchMix) -> None:
     m = mix.decode_batch if mix is DECODE else mix.prefill_tokens
     factors = [gemm(m, rank, 14336), gemm(m, 4096, rank)]
-    full = mlp_microseconds(DENSE, LAYER, mix, GEMMS_ALONE)
-    low = mlp_microseconds(DENSE, low_rank(down=rank), mix, GEMMS_ALONE)
+    full = mlp_microseconds(DENSE, LAYER, Deployment(GEMMS_ALONE, mix))
+    low = mlp_microseconds(DENSE, low_rank(down=rank), Deployment(GEMMS_ALONE, mix))
     assert low - full == pytest.approx(sum(factors) - gemm(m, 4096, 14336), abs=1e-6)
     assert low > max(factors)
 
 
 def test_one_low_rank_linear_parts_the_ones_beside_it() -> None:
-    full = mlp_microseconds(DENSE, LAYER, DECODE, GEMMS_ALONE)
-    parted = mlp_microseconds(DENSE, low_rank(gate=1024), DECODE, GEMMS_ALONE)
+    full = mlp_microseconds(DENSE, LAYER, Deployment(GEMMS_ALONE, DECODE))
+    parted = mlp_microseconds(DENSE, low_rank(gate=1024), Deployment(GEMMS_ALONE, DECODE))
     expected = gemm(64, 1024, 4096) + gemm(64, 14336, 1024) + gemm(64, 14336, 4096)
     assert parted - full == pytest.approx(expected - gemm(64, 28672, 4096), abs=1e-6)
 
 
 @pytest.mark.parametrize(("up", "firsts"), [(512, [1536]), (513, [1024, 513])])
 def test_aligned_down_factors_of_one_input_are_one_gemm(up: int, firsts: list[int]) -> None:
-    full = mlp_microseconds(DENSE, LAYER, DECODE, GEMMS_ALONE)
-    both = mlp_microseconds(DENSE, low_rank(gate=1024, up=up), DECODE, GEMMS_ALONE)
+    full = mlp_microseconds(DENSE, LAYER, Deployment(GEMMS_ALONE, DECODE))
+    both = mlp_microseconds(DENSE, low_rank(gate=1024, up=up), Deployment(GEMMS_ALONE, DECODE))
     expected = sum(gemm(64, rank, 4096) for rank in firsts)
     expected += gemm(64, 14336, 1024) + gemm(64, 14336, up)
     assert both - full == pytest.approx(expected - gemm(64, 28672, 4096), abs=1e-6)
@@ -347,21 +353,21 @@ def test_aligned_down_factors_of_one_input_are_one_gemm(up: int, firsts: list[in
 @given(st.floats(0.1, 100), st.floats(0.1, 100))
 def test_a_mixed_step_is_between_its_phases(decode: float, prefill: float) -> None:
     mix = BatchMix(decode_weight=decode, prefill_weight=prefill)
-    phases = [layer_microseconds(DENSE, LAYER, m, H200) for m in (DECODE, PREFILL)]
-    assert min(phases) < layer_microseconds(DENSE, LAYER, mix, H200) < max(phases)
+    phases = [layer_microseconds(DENSE, LAYER, Deployment(H200, m)) for m in (DECODE, PREFILL)]
+    assert min(phases) < layer_microseconds(DENSE, LAYER, Deployment(H200, mix)) < max(phases)
 
 
 def test_smaller_aligned_layers_are_faster() -> None:
-    dense = layer_microseconds(DENSE, LAYER, BatchMix(), H200)
+    dense = layer_microseconds(DENSE, LAYER, Deployment(H200, BatchMix()))
     for smaller in (
         replace(LAYER, intermediate_size=11520),
         heads("rotary", 8, 96, 8, 96),
         heads("rotary", 8, 96, 8, 64),
         heads("rotary", 4, 192, 4, 128),
     ):
-        assert layer_microseconds(DENSE, smaller, BatchMix(), H200) < 0.97 * dense
+        assert layer_microseconds(DENSE, smaller, Deployment(H200, BatchMix())) < 0.97 * dense
     misaligned = replace(LAYER, intermediate_size=12185)
-    assert layer_microseconds(DENSE, misaligned, BatchMix(), H200) > 1.5 * dense
+    assert layer_microseconds(DENSE, misaligned, Deployment(H200, BatchMix())) > 1.5 * dense
 
 
 # ---- refusals --------------------------------------------------------------------------------
@@ -397,7 +403,7 @@ def test_a_profile_that_lacks_what_it_takes_is_refused(
 ) -> None:
     profile: GpuProfile = H200.model_copy(update=missing)
     with pytest.raises(ProfileError, match=message):
-        layer_microseconds(DENSE, LAYER, BatchMix(), profile)
+        layer_microseconds(DENSE, LAYER, Deployment(profile, BatchMix()))
 
 
 def test_an_equal_profile_costs_no_comparison_of_its_times(

@@ -24,9 +24,9 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.methods.heads.method import attention_candidates
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.decode_fit import check_layer
-from vllm_gac.gpu.latency.deployment import Deployment
 from vllm_gac.gpu.latency.layer import (
     BatchMix,
+    Deployment,
     layer_microseconds,
     mlp_microseconds,
 )
@@ -174,7 +174,7 @@ def test_a_time_budget_is_kept_by_whole_layers(models: dict[str, Checkpoint]) ->
         request = PlanRequest(methods=methods, gpu="h200", latency=0.9 * before)
         plan = best_plan(big, made_up_losses(big.layout), request)
         layers = planned_layout(big, plan).layers
-        time = sum(layer_microseconds(big.layout, a, H200.mix, H200.profile) for a in layers)
+        time = sum(layer_microseconds(big.layout, a, H200) for a in layers)
         assert time <= 0.9 * before
         assert plan.nanoseconds is not None
         assert plan.nanoseconds.used == pytest.approx(1000 * time, abs=2)
@@ -506,7 +506,7 @@ def test_a_dim_that_takes_as_long_as_a_larger_one_is_not_chosen(
     (every,) = part_candidates(big.layout, request, None)
 
     def time(layer: LayerLayout) -> float:
-        return mlp_microseconds(big.layout, layer, H200.mix, H200.profile)
+        return mlp_microseconds(big.layout, layer, H200)
 
     times = [time(layer) for layer in item.layers]
     assert times == sorted(set(times))

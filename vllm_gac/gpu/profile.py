@@ -235,7 +235,7 @@ class GpuProfile(StrictModel):
     `swiglu`, gate and up are one, whatever serves them; without `sustained`, GEMMs of prefill are
     as fast as those of a GPU that has rested. Times in FP8 that are missing are estimated from
     those in 16 bits, and without `fused` every FP8 linear quantizes its input by itself; a plan
-    says so (gpu/latency/missing.py).
+    says so (gpu/latency/layer.py).
     """
 
     version: Annotated[int, AfterValidator(_known_version)]

@@ -15,14 +15,13 @@ import numpy as np
 from vllm_gac.compression.methods.base import Candidates, Curve, Prefix
 from vllm_gac.compression.methods.registry import METHODS, methods_of
 from vllm_gac.gpu.decode_fit import fits_decode_kernel
-from vllm_gac.gpu.latency.deployment import Deployment
 from vllm_gac.gpu.latency.layer import (
     ONE_INPUT,
     BatchMix,
+    Deployment,
     attention_microseconds,
     mlp_microseconds,
 )
-from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
 from vllm_gac.layout.schema import Role
@@ -185,7 +184,7 @@ def _fits(dense: ModelLayout, layer: LayerLayout, deployment: Deployment) -> boo
 def _drop_slower_than_larger(
     dense: ModelLayout,
     layers: Sequence[LayerLayout],
-    time: Callable[[ModelLayout, LayerLayout, BatchMix, GpuProfile, Types], float],
+    time: Callable[[ModelLayout, LayerLayout, Deployment], float],
     deployment: Deployment,
 ) -> list[LayerLayout]:
     """Leave out layers that take as long as one with a larger dim.
@@ -195,7 +194,7 @@ def _drop_slower_than_larger(
     kept: list[LayerLayout] = []
     shortest = math.inf
     for layer in reversed(layers):
-        needed = time(dense, layer, deployment.mix, deployment.profile, deployment.types)
+        needed = time(dense, layer, deployment)
         if needed < shortest:
             kept.insert(0, layer)
             shortest = needed
@@ -230,11 +229,10 @@ def _weigher(
         return lambda of_attention, layer: held.of_layers(dense, [layer])
     if not request.weighs_time:
         return None
-    of = deployment
 
     def nanoseconds(of_attention: bool, layer: LayerLayout) -> float:
         time = attention_microseconds if of_attention else mlp_microseconds
-        return 1000 * time(dense, layer, of.mix, of.profile, of.types)
+        return 1000 * time(dense, layer, deployment)
 
     return nanoseconds
 

@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
 from vllm_gac.compression.methods.registry import METHODS, usual_methods
 from vllm_gac.errors import PlanError
-from vllm_gac.gpu.latency.deployment import Deployment, estimated_times
-from vllm_gac.gpu.latency.layer import BatchMix
+from vllm_gac.gpu.latency.layer import BatchMix, Deployment, estimated_times
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.schema import Strategy

@@ -21,9 +21,8 @@ from benchmarks.engines.whole_model.cells import BF16, DENSE, FOUR_BITS, FP8, OW
 from benchmarks.engines.whole_model.models import SHAPES, Batch, Shape, model
 from benchmarks.engines.whole_model.serve import ROWS
 from vllm_gac.gpu.attention_choice import GAC, STOCK
-from vllm_gac.gpu.latency.deployment import Deployment
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds
-from vllm_gac.gpu.latency.layer import COMPRESSED, BatchMix, ServedBy
+from vllm_gac.gpu.latency.layer import COMPRESSED, BatchMix, Deployment, ServedBy
 from vllm_gac.gpu.latency.layer import DENSE as AS_DENSE
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import read_profile

@@ -1,4 +1,4 @@
-"""Predicted time of a decoder layer on a GPU, from the GPU's profile.
+"""Predicted time of decoder layers on a GPU, from its profile, and what a profile lacks for it.
 
 The predicted time is that of a mean step of the batch mix. A decode step gives each of
 `decode_batch` sequences one token; a prefill step processes one chunk of a prompt. The time of a
@@ -6,17 +6,17 @@ layer is the sum of its attention (norm, projections, kernel) and its MLP (norm,
 down).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.attention_choice import GAC, STOCK, Backend, measured_backend
-from vllm_gac.gpu.latency.decode import decode_microseconds
-from vllm_gac.gpu.latency.gemm import moving_microseconds
+from vllm_gac.gpu.latency.decode import decode_microseconds, has_decode_times
+from vllm_gac.gpu.latency.gemm import has_gemms, moving_microseconds
 from vllm_gac.gpu.latency.linears import Linear, linears_microseconds, take_quantized
 from vllm_gac.gpu.latency.passes import fused_microseconds
 from vllm_gac.gpu.latency.prefill import prefill_microseconds
-from vllm_gac.gpu.profile import GpuProfile, Types
+from vllm_gac.gpu.profile import FUSED_PART, GpuProfile, Types
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
@@ -84,22 +84,55 @@ class ServedBy:
 COMPRESSED, DENSE = ServedBy(), ServedBy(STOCK, STOCK)
 
 
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A GPU, the batches of its steps, and the types of weights and cache."""
+
+    profile: GpuProfile
+    mix: BatchMix
+    types: Types = _16_BIT
+
+    def __str__(self) -> str:
+        """For a sentence: the GPU, the types if they are not of 16 bits, and the steps."""
+        types = {"weights": self.types.weights, "cache": self.types.cache}
+        fp8 = "".join(f", {what} in FP8" for what, dtype in types.items() if dtype == "fp8")
+        return (
+            f"{self.profile.gpu}{fp8}, with {self.mix.decode_batch:,} sequences of "
+            f"{self.mix.decode_context:,} tokens in a step of decoding and "
+            f"{self.mix.prefill_tokens:,} tokens in one of prefill"
+        )
+
+    def nanoseconds(
+        self, dense: ModelLayout, layers: Sequence[LayerLayout], served: ServedBy = COMPRESSED
+    ) -> float:
+        """The predicted time of `layers` in a mean step, in nanoseconds."""
+        times: dict[str, float] = {}
+        total = 0.0
+        for layer in layers:
+            key = str(layer)
+            if key not in times:
+                times[key] = layer_microseconds(dense, layer, self, served)
+            total += times[key]
+        return 1000 * total
+
+    def dense_microseconds(self, dense: ModelLayout) -> float:
+        """The predicted time of a step of the dense model, as vLLM serves it without us.
+
+        Returns:
+            Microseconds of all decoder layers in a mean step.
+        """
+        return self.nanoseconds(dense, dense.layers, DENSE) / 1000
+
+
 def layer_microseconds(
-    dense: ModelLayout,
-    layer: LayerLayout,
-    mix: BatchMix,
-    profile: GpuProfile,
-    types: Types = _16_BIT,
-    served: ServedBy = COMPRESSED,
+    dense: ModelLayout, layer: LayerLayout, deployment: Deployment, served: ServedBy = COMPRESSED
 ) -> float:
-    """Time of one decoder layer in a mean step of `mix`.
+    """Time of one decoder layer in a mean step of `deployment`.
 
     Args:
         dense: gives the hidden size and the heads before compression; its layers are not read.
         layer: the layer to predict.
-        mix: the steps of the deployment.
-        profile: the GPU.
-        types: of weights and cache.
+        deployment: the GPU, its steps, and the types of weights and cache.
         served: by vLLM alone, or as a compressed model.
 
     Returns:
@@ -108,20 +141,15 @@ def layer_microseconds(
     Raises:
         ProfileError: if the profile has no GEMM, decode or prefill times.
     """
-    return attention_microseconds(dense, layer, mix, profile, types, served) + mlp_microseconds(
-        dense, layer, mix, profile, types, served
-    )
+    attention = attention_microseconds(dense, layer, deployment, served)
+    return attention + mlp_microseconds(dense, layer, deployment, served)
 
 
 def attention_microseconds(
-    dense: ModelLayout,
-    layer: LayerLayout,
-    mix: BatchMix,
-    profile: GpuProfile,
-    types: Types = _16_BIT,
-    served: ServedBy = COMPRESSED,
+    dense: ModelLayout, layer: LayerLayout, deployment: Deployment, served: ServedBy = COMPRESSED
 ) -> float:
     """Microseconds of a layer's norm, q, k, v and o projections, RoPE and attention kernel."""
+    mix, profile, types = deployment.mix, deployment.profile, deployment.types
     kernels = _Kernels(dense, layer, profile, types, served)
     backend = served.attention or measured_backend(
         CacheGeometry.of(dense, layer), profile, types.cache
@@ -151,15 +179,11 @@ def attention_microseconds(
 
 
 def mlp_microseconds(
-    dense: ModelLayout,
-    layer: LayerLayout,
-    mix: BatchMix,
-    profile: GpuProfile,
-    types: Types = _16_BIT,
-    served: ServedBy = COMPRESSED,
+    dense: ModelLayout, layer: LayerLayout, deployment: Deployment, served: ServedBy = COMPRESSED
 ) -> float:
     """Microseconds of a layer's norm, gate, up and down projections and SiLU."""
-    kernels = _Kernels(dense, layer, profile, types, served)
+    mix = deployment.mix
+    kernels = _Kernels(dense, layer, deployment.profile, deployment.types, served)
 
     def step(tokens: int, is_prefill: bool) -> float:
         return (
@@ -238,3 +262,37 @@ class _Kernels:
             Linear(*dense.linear_shape(layer, name), layer.ranks.get(name), dense.has_bias(name))
             for name in names
         ]
+
+
+def estimated_times(profile: GpuProfile, types: Types) -> str | None:
+    """What is to be known about times in FP8 that were not measured; None if all were.
+
+    Args:
+        profile: the GPU.
+        types: of weights and cache.
+    """
+    lacking, instead = [], []
+    if types.weights == "fp8":
+        if not has_gemms(profile, "fp8"):
+            lacking.append("linears")
+        if not profile.passes:
+            lacking.append("quantization")
+    if types.cache == "fp8":
+        forms = [f for f in ("rotary", "latent") if not has_decode_times(profile, f, "fp8")]
+        lacking += [f"decode attention with {form} keys" for form in forms]
+    if lacking:
+        instead.append(
+            f"has no FP8 times of {', '.join(lacking)}: they are estimated as its 16-bit times at "
+            "padded dims, less the time of the bytes and FLOP that FP8 saves"
+        )
+    if types.weights == "fp8" and not profile.fused and FUSED_PART not in profile.without_times:
+        instead.append(
+            "has no times of norms and SwiGLU that quantize: compressed models are predicted with "
+            "vLLM's kernels, one after the other, and are faster than that"
+        )
+    if not instead:
+        return None
+    return (
+        f"the profile of {profile.gpu}, measured {profile.measured}, {', and '.join(instead)}; "
+        "measure them with vllm-gac profile --resume"
+    )
