@@ -33,7 +33,7 @@ from vllm_gac.gpu.latency.layer import (
 from vllm_gac.gpu.profile_files import read_profile, shipped_profiles, write_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, layout_of
 from vllm_gac.planning import problem
-from vllm_gac.planning.knapsack_items import RequestChoices, part_candidates, part_parameters
+from vllm_gac.planning.knapsack_items import choices_of, part_candidates, part_parameters
 from vllm_gac.planning.losses import with_fp8_cache
 from vllm_gac.planning.memory_footprint import MemoryFootprint
 from vllm_gac.planning.plan_file import Plan, planned_layout
@@ -464,7 +464,7 @@ def test_attention_that_no_kernel_serves_is_no_candidate(form: str, cache: str) 
     itemsizes = (1,) if cache == "fp8" else (2,)
     for size in (128, 256):
         dense = layout_of(config(**LLAMA_8B | {"head_dim": size}))
-        every = [*attention_candidates(RequestChoices(dense, request, None, False))]
+        every = [*attention_candidates(choices_of(dense, request, None, False))]
         (part,) = part_candidates(dense, request, None)
         for layer in part.layers:
             check_layer(dense, layer, itemsizes=itemsizes)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from vllm_gac.compression.methods.base import Candidates, Curve, Prefix
+from vllm_gac.compression.methods.base import Candidates, Choices, Curve, Prefix
 from vllm_gac.compression.methods.registry import METHODS, methods_of
 from vllm_gac.gpu.decode_fit import fits_decode_kernel
 from vllm_gac.gpu.latency.layer import (
@@ -24,7 +24,6 @@ from vllm_gac.gpu.latency.layer import (
 )
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
-from vllm_gac.layout.schema import Role
 from vllm_gac.planning.knapsack import Ints
 from vllm_gac.planning.request import PlanRequest
 
@@ -96,7 +95,7 @@ def part_candidates(
     Raises:
         PlanError: A method has no candidates.
     """
-    choices = RequestChoices(dense, request, deployment, every_rank)
+    choices = choices_of(dense, request, deployment, every_rank)
     parts: list[Candidates] = []
     for method in methods_of(request.methods):
         parts = method.candidates(parts, choices)
@@ -125,54 +124,35 @@ def _curve_dims(dense: ModelLayout, part: Candidates) -> dict[str, Ints]:
     return dims_by_curve
 
 
-@dataclass(frozen=True, slots=True)
-class RequestChoices:
-    """What methods choose from: `Choices` of a request."""
+def choices_of(
+    dense: ModelLayout, request: PlanRequest, deployment: Deployment | None, every_rank: bool
+) -> Choices:
+    """What methods choose from. The default GPU serves where no deployment is given."""
+    serving = deployment or Deployment(read_profile(), BatchMix(), request.types)
 
-    dense: ModelLayout
-    request: PlanRequest
-    deployment: Deployment | None
-    every_rank: bool
+    def served(layers: Iterable[LayerLayout]) -> list[LayerLayout]:
+        first = dense.layers[0]  # whose attention vLLM's own serves
+        return [layer for layer in layers if layer == first or _fits(dense, layer, serving)]
 
-    @property
-    def key_form(self) -> str:
-        return self.request.key_form
-
-    @property
-    def key_group(self) -> int | None:
-        return self.request.key_group
-
-    @property
-    def value_group(self) -> int | None:
-        return self.request.value_group
-
-    @property
-    def tensor_parallel_size(self) -> int:
-        return self.request.tensor_parallel_size
-
-    @property
-    def together(self) -> Sequence[Sequence[str]]:
-        """Under a budget of time, those of one input: they are computed together."""
-        return ONE_INPUT if self.request.weighs_time else [(name,) for name in LINEARS]
-
-    def up_to(self, full: int, role: Role, heads: int = 1) -> Sequence[int]:
-        return self.request.allowed_dims.up_to(full, role, heads)
-
-    def served(self, layers: Iterable[LayerLayout]) -> list[LayerLayout]:
-        """Those of the deployment, or of the default GPU.
-
-        The dense attention, which vLLM's own serves, is always among them.
-        """
-        served = self.deployment or Deployment(read_profile(), BatchMix(), self.request.types)
-        dense = self.dense.layers[0]
-        return [layer for layer in layers if layer == dense or _fits(self.dense, layer, served)]
-
-    def fastest(self, prefix: str, layers: Sequence[LayerLayout]) -> list[LayerLayout]:
-        """All of them unless the plan is to be fast."""
-        if self.deployment is None or self.request.minimize != "time":
+    def fastest(prefix: str, layers: Sequence[LayerLayout]) -> list[LayerLayout]:
+        if deployment is None or request.minimize != "time":
             return list(layers)
         time = attention_microseconds if prefix.startswith("self_attn.") else mlp_microseconds
-        return _drop_slower_than_larger(self.dense, layers, time, self.deployment)
+        return _drop_slower_than_larger(dense, layers, time, deployment)
+
+    return Choices(
+        dense=dense,
+        key_form=request.key_form,
+        key_group=request.key_group,
+        value_group=request.value_group,
+        tensor_parallel_size=request.tensor_parallel_size,
+        # Under a budget of time, those of one input: they are computed together.
+        together=ONE_INPUT if request.weighs_time else [(name,) for name in LINEARS],
+        every_rank=every_rank,
+        up_to=request.allowed_dims.up_to,
+        served=served,
+        fastest=fastest,
+    )
 
 
 def _fits(dense: ModelLayout, layer: LayerLayout, deployment: Deployment) -> bool:

@@ -1,7 +1,7 @@
 """What a compression method is: what it changes, what that loses, and the weights that it makes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.schema import Role
 
 # How many neighbouring key or value heads a method can merge into one.
 MERGEABLE = (1, 2)
@@ -130,36 +129,36 @@ class KeyChoices(Protocol):
         """How many value heads become one."""
 
 
-class Choices(KeyChoices, Protocol):
-    """What a plan may choose from, as the planner knows it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What a plan may choose from, as the planner knows it; `KeyChoices`, too.
 
-    @property
-    def dense(self) -> ModelLayout:
-        """The dense model."""
+    Attributes:
+        dense: The dense model.
+        key_form: As of `KeyChoices`.
+        key_group: As of `KeyChoices`.
+        value_group: As of `KeyChoices`.
+        tensor_parallel_size: The GPUs that the model is split over.
+        together: The linear layers that are chosen together where no half of a layer is: one or
+            more.
+        every_rank: Whether a linear that is chosen alone may have any allowed rank.
+        up_to: From a full dim, its role and a number of heads to the allowed dims in rising order;
+            the full, dense one is always among them.
+        served: The layers whose attention our kernels can serve, or that have the dense one.
+        fastest: Of layers that differ in the half that a prefix begins, in the order of rising
+            dims, those that take less time than each with a larger dim.
+    """
 
-    @property
-    def tensor_parallel_size(self) -> int:
-        """The GPUs that the model is split over."""
-
-    @property
-    def together(self) -> Sequence[Sequence[str]]:
-        """The linear layers that are chosen together where no half of a layer is: one or more."""
-
-    @property
-    def every_rank(self) -> bool:
-        """Whether a linear that is chosen alone may have any allowed rank."""
-
-    def up_to(self, full: int, role: Role, heads: int = 1) -> Sequence[int]:
-        """The allowed dims in rising order; `full`, the dense one, is always among them."""
-
-    def served(self, layers: Iterable[LayerLayout]) -> list[LayerLayout]:
-        """The layers whose attention our kernels can serve, or that have the dense one."""
-
-    def fastest(self, prefix: str, layers: Sequence[LayerLayout]) -> list[LayerLayout]:
-        """The layers without those that take as long as one with a larger dim.
-
-        They are in the order of rising dims, and differ in the half that `prefix` begins.
-        """
+    dense: ModelLayout
+    key_form: str
+    key_group: int | None
+    value_group: int | None
+    tensor_parallel_size: int
+    together: Sequence[Sequence[str]]
+    every_rank: bool
+    up_to: Callable[..., Sequence[int]]
+    served: Callable[[Iterable[LayerLayout]], list[LayerLayout]]
+    fastest: Callable[[str, Sequence[LayerLayout]], list[LayerLayout]]
 
 
 class Method(ABC):
