@@ -21,7 +21,6 @@ from vllm_gac.layout.schema import validate
 from vllm_gac.profiling import (
     attention,
     decode,
-    fused,
     gemms,
     low_rank,
     passes,
@@ -33,10 +32,9 @@ from vllm_gac.profiling import (
     weights,
 )
 from vllm_gac.profiling.decode import decode_plans, kernels_of, stock_plans
-from vllm_gac.profiling.fused import fused_points
 from vllm_gac.profiling.gemms import dim_plans, linear_plans, measure_sustained, sustained_shapes
 from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens, measure_low_rank
-from vllm_gac.profiling.passes import pass_points
+from vllm_gac.profiling.passes import fused_points, pass_points
 from vllm_gac.profiling.prefill import prefill_plans, worth_measuring
 from vllm_gac.profiling.swiglu import measure_swiglu, swiglu_shapes
 
@@ -83,7 +81,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
     monkeypatch.setattr(gemms, "sustained_microseconds", microseconds)
-    for module in (attention, gemms, weights, decode, passes, fused):
+    for module in (attention, gemms, weights, decode, passes):
         monkeypatch.setattr(module, "microseconds", microseconds)
     for module in (attention, gemms):
         monkeypatch.setattr(module, "_random", random)
@@ -92,11 +90,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stock_fp8, "activation_pass", lambda kernel, x: x.size)
     for module in (low_rank, swiglu):
         monkeypatch.setattr(module, "random_matrix", lambda *shape: random(shape))
-    for module in (low_rank, swiglu, fused):
+    for module in (low_rank, swiglu, passes):
         monkeypatch.setattr(module, "is_hopper", lambda device: True)
-    monkeypatch.setattr(fused, "_random", lambda *shape: random(shape))
     for kernel in ("normed", "quantized", "gated"):
-        monkeypatch.setattr(fused.fp8_rows, kernel, fused_kernel)
+        monkeypatch.setattr(passes.fp8_rows, kernel, fused_kernel)
     monkeypatch.setattr(swiglu, "swiglu_linear", lambda x, weight: x @ weight.t())
     monkeypatch.setattr(low_rank, "warmup", lambda kinds, max_tokens, device: len(list(kinds)))
     monkeypatch.setattr(low_rank, "silu_mul", lambda gate, up: gate)

@@ -1,22 +1,29 @@
 """All measurements of `vllm-gac profile`, in the order of their importance."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import triton
 from tqdm import tqdm
 
 from vllm_gac.errors import ProfileError
-from vllm_gac.gpu.profile import FUSED_PART, Ceilings, Dtype, GpuProfile, LinearSweep
+from vllm_gac.gpu.profile import (
+    FUSED_PART,
+    AttentionSweep,
+    Ceilings,
+    Dtype,
+    GpuProfile,
+    LinearSweep,
+)
 from vllm_gac.gpu.profile import VERSION as FORMAT
-from vllm_gac.profiling.attention import attention_sweep, causal_plans, dim_plan
+from vllm_gac.profiling.attention import AttentionPlan, attention_sweep, causal_plans, dim_plan
 from vllm_gac.profiling.decode import (
     DecodePlan,
     compile_kernels,
@@ -26,7 +33,6 @@ from vllm_gac.profiling.decode import (
     measure_stock_decode,
     stock_plans,
 )
-from vllm_gac.profiling.fused import fused_points, measure_fused
 from vllm_gac.profiling.gemms import (
     GemmPlan,
     Gemms,
@@ -38,7 +44,7 @@ from vllm_gac.profiling.gemms import (
     sustained_shapes,
 )
 from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens, measure_low_rank
-from vllm_gac.profiling.passes import measure_passes, pass_points
+from vllm_gac.profiling.passes import fused_points, measure_fused, measure_passes, pass_points
 from vllm_gac.profiling.prefill import measure_prefill, prefill_plans
 from vllm_gac.profiling.swiglu import measure_swiglu, swiglu_shapes
 from vllm_gac.profiling.timing import copy_bandwidth, warm_up
@@ -56,6 +62,7 @@ _METHOD = (
     "token, vLLM's kernels that quantize and ours, and decode kernels with an e4m3 cache"
 )
 
+_Point = TypeVar("_Point")
 _Tick: TypeAlias = Callable[[], object]
 # Lists of the profile by name, to which a section adds; `ceilings` is replaced.
 _Times: TypeAlias = Mapping[str, Any]
@@ -146,11 +153,21 @@ def sections_of(quick: bool, has_fp8: bool) -> list[ProfileSection]:
         *_decode(quick, "bf16"),
         _prefill(quick),
         _low_rank(quick),
-        _swiglu(quick),
+        _section("gate, up and SwiGLU", "swiglu", swiglu_shapes(quick), measure_swiglu),
     ]
     if has_fp8:
-        sections += [*_linears(quick, "fp8"), _passes(quick), _fused(quick), *_decode(quick, "fp8")]
-    sections += [_dims(quick), _attention(quick), _causal(quick), _sustained(quick, "bf16")]
+        sections += [
+            *_linears(quick, "fp8"),
+            _section("quantization of activations", "passes", pass_points(quick), measure_passes),
+            _section(FUSED_PART, "fused", fused_points(quick), measure_fused),
+            *_decode(quick, "fp8"),
+        ]
+    sections += [
+        _dims(quick),
+        _sweeps("attention by head size", "attention", [dim_plan(quick)]),
+        _sweeps("causal attention by head size", "prefill", causal_plans(quick)),
+        _sustained(quick, "bf16"),
+    ]
     return [*sections, _sustained(quick, "fp8")] if has_fp8 else sections
 
 
@@ -289,55 +306,48 @@ def _heads(plan: DecodePlan) -> _Heads:
     return plan.form, plan.key_heads, plan.value_heads
 
 
-def _prefill(quick: bool) -> ProfileSection:
-    plans = prefill_plans(quick)
+def _section(
+    name: str,
+    field: str,
+    points: Sequence[_Point],
+    measure: Callable[[Sequence[_Point], _Tick], object],
+    steps: int | None = None,
+) -> ProfileSection:
+    """A section of which a profile has one list; `steps` are by default as many as `points`."""
     return ProfileSection(
-        "prefill attention",
-        len(plans),
-        # Without vLLM there are no such times.
-        lambda profile: bool(profile.prefill_kernels) or find_spec("vllm") is None,
-        lambda profile, tick: {"prefill_kernels": measure_prefill(plans, tick)},
+        name,
+        len(points) if steps is None else steps,
+        lambda profile: bool(getattr(profile, field)),
+        lambda profile, tick: {field: measure(points, tick)},
+    )
+
+
+def _prefill(quick: bool) -> ProfileSection:
+    section = _section(
+        "prefill attention", "prefill_kernels", prefill_plans(quick), measure_prefill
+    )
+    # Without vLLM there are no such times.
+    has_times = section.has_times
+    return replace(
+        section, has_times=lambda profile: has_times(profile) or find_spec("vllm") is None
     )
 
 
 def _low_rank(quick: bool) -> ProfileSection:
-    shapes, tokens = low_rank_shapes(quick), low_rank_tokens(quick)
-    return ProfileSection(
+    tokens = low_rank_tokens(quick)
+    return _section(
         "low-rank linears",
-        len(shapes),
-        lambda profile: bool(profile.low_rank),
-        lambda profile, tick: {"low_rank": measure_low_rank(shapes, tokens, tick)},
+        "low_rank",
+        low_rank_shapes(quick),
+        lambda shapes, tick: measure_low_rank(shapes, tokens, tick),
     )
 
 
-def _swiglu(quick: bool) -> ProfileSection:
-    shapes = swiglu_shapes(quick)
-    return ProfileSection(
-        "gate, up and SwiGLU",
-        len(shapes),
-        lambda profile: bool(profile.swiglu),
-        lambda profile, tick: {"swiglu": measure_swiglu(shapes, tick)},
-    )
+def _sweeps(name: str, field: str, plans: Sequence[AttentionPlan]) -> ProfileSection:
+    def measure(plans: Sequence[AttentionPlan], tick: _Tick) -> list[AttentionSweep]:
+        return [attention_sweep(plan, tick) for plan in plans]
 
-
-def _passes(quick: bool) -> ProfileSection:
-    points = pass_points(quick)
-    return ProfileSection(
-        "quantization of activations",
-        len(points),
-        lambda profile: bool(profile.passes),
-        lambda profile, tick: {"passes": measure_passes(points, tick)},
-    )
-
-
-def _fused(quick: bool) -> ProfileSection:
-    points = fused_points(quick)
-    return ProfileSection(
-        FUSED_PART,
-        len(points),
-        lambda profile: bool(profile.fused),
-        lambda profile, tick: {"fused": measure_fused(points, tick)},
-    )
+    return _section(name, field, plans, measure, sum(len(plan.dims) for plan in plans))
 
 
 def _dims(quick: bool) -> ProfileSection:
@@ -349,26 +359,6 @@ def _dims(quick: bool) -> ProfileSection:
 
     steps = sum(len(plan.dims) for plan in plans)
     return ProfileSection("dims of linears", steps, lambda profile: bool(profile.gemm), measure)
-
-
-def _attention(quick: bool) -> ProfileSection:
-    plan = dim_plan(quick)
-    return ProfileSection(
-        "attention by head size",
-        len(plan.dims),
-        lambda profile: bool(profile.attention),
-        lambda profile, tick: {"attention": [attention_sweep(plan, tick)]},
-    )
-
-
-def _causal(quick: bool) -> ProfileSection:
-    plans = causal_plans(quick)
-    return ProfileSection(
-        "causal attention by head size",
-        sum(len(plan.dims) for plan in plans),
-        lambda profile: bool(profile.prefill),
-        lambda profile, tick: {"prefill": [attention_sweep(plan, tick) for plan in plans]},
-    )
 
 
 def _sustained(quick: bool, dtype: Dtype) -> ProfileSection:
