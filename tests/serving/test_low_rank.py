@@ -95,7 +95,9 @@ def unquantized(config: QuantizationConfig) -> set[str]:
     owner = nn.Module()
     shapes, ranks = {"gate_proj": (512, 256), "up_proj": (512, 256)}, dict.fromkeys(NAMES, 64)
     assert linear.add_column_parallel(owner, shapes, ranks, False, config, MLP) == {}
-    owner.down_proj = linear.row_parallel(512, 256, 64, False, config, DOWN)
+    owner.down_proj = linear.parallel_linear(
+        linear.RowParallelLinear, 512, 256, 64, False, config, DOWN
+    )
     made = {m.prefix: m.quant_method for m in owner.modules() if isinstance(m, LinearStub)}
     assert made.keys() == ALL  # no fused down_factors, which no list names
     return {name for name, how in made.items() if isinstance(how, UnquantizedLinearMethod)}

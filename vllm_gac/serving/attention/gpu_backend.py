@@ -17,7 +17,6 @@ from vllm.config.cache import CacheDType
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import (
-    AttentionBackend,
     AttentionCGSupport,
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
@@ -30,7 +29,7 @@ from vllm_gac.errors import GacError
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.decode.launch import DecodeScratch, decode_attention, decode_scratch
 from vllm_gac.serving.attention.decode_warmup import compiling_decode_kernels
-from vllm_gac.serving.attention.impl import PackedImpl
+from vllm_gac.serving.attention.impl import PackedBackend, PackedImpl
 from vllm_gac.serving.attention.layer import announce, attention_kernels
 from vllm_gac.serving.attention.prefill import (
     PrefillBatch,
@@ -345,12 +344,11 @@ class GacImpl(PackedImpl[GacMetadata]):
         torch.empty(size, dtype=torch.uint8, device=query.device)
 
 
-class GacBackend(AttentionBackend):
+class GacBackend(PackedBackend):
     """The backend as vLLM sees it."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [*DTYPES]
     supported_kv_cache_dtypes: ClassVar[list[CacheDType]] = [*KV_CACHE_DTYPES]
-    forward_includes_kv_cache_update: bool = False
 
     @staticmethod
     def get_name() -> str:
@@ -369,10 +367,6 @@ class GacBackend(AttentionBackend):
         kv_cache_spec: KVCacheSpec | None = None,
     ) -> list[int | MultipleOf]:
         return [MultipleOf(16)]
-
-    @classmethod
-    def supports_sliding_window(cls) -> bool:
-        return True
 
     @classmethod
     def supports_per_head_quant_scales(cls) -> bool:

@@ -5,7 +5,7 @@ from typing import TypeVar
 import torch
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
-from vllm.v1.attention.backend import AttentionImpl, AttentionType
+from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
 from vllm_gac.errors import GacError
@@ -13,6 +13,16 @@ from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
 Metadata = TypeVar("Metadata")
+
+
+class PackedBackend(AttentionBackend):
+    """What both backends answer vLLM alike."""
+
+    forward_includes_kv_cache_update: bool = False
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
 
 
 class PackedImpl(AttentionImpl[Metadata]):

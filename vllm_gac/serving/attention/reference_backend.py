@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import torch
 from vllm.v1.attention.backend import (
-    AttentionBackend,
     AttentionCGSupport,
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
@@ -16,7 +15,7 @@ from vllm.v1.kv_cache_interface import KVCacheLayout, KVCacheSpec
 
 from vllm_gac.errors import GacError
 from vllm_gac.kernels.torch_reference import paged_attention, write_cache
-from vllm_gac.serving.attention.impl import PackedImpl
+from vllm_gac.serving.attention.impl import PackedBackend, PackedImpl
 
 
 @dataclass
@@ -111,11 +110,10 @@ class GacReferenceImpl(PackedImpl[GacReferenceMetadata]):
         return output
 
 
-class GacReferenceBackend(AttentionBackend):
+class GacReferenceBackend(PackedBackend):
     """The backend as vLLM sees it."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    forward_includes_kv_cache_update: bool = False
 
     @staticmethod
     def get_name() -> str:
@@ -134,10 +132,6 @@ class GacReferenceBackend(AttentionBackend):
         kv_cache_spec: KVCacheSpec | None = None,
     ) -> list[int | MultipleOf]:
         return [MultipleOf(1)]
-
-    @classmethod
-    def supports_sliding_window(cls) -> bool:
-        return True
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:

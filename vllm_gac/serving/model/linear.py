@@ -98,7 +98,9 @@ def add_column_parallel(
     for name, (out_size, in_size) in shapes.items():
         rank, own_prefix = ranks.get(name), f"{prefix}.{name}"
         if name not in fused:
-            linear = column_parallel(in_size, out_size, rank, bias, quant_config, own_prefix)
+            linear = parallel_linear(
+                ColumnParallelLinear, in_size, out_size, rank, bias, quant_config, own_prefix
+            )
             owner.add_module(name, linear)
             continue
         up = ColumnParallelLinear(
@@ -210,7 +212,8 @@ def _each_up_output(
     return [up(part)[0] for up, part in zip(ups, parts, strict=True)]
 
 
-def column_parallel(
+def parallel_linear(
+    kind: type[ColumnParallelLinear | RowParallelLinear],
     input_size: int,
     output_size: int,
     rank: int | None,
@@ -218,39 +221,12 @@ def column_parallel(
     quant_config: QuantizationConfig | None,
     prefix: str,
 ) -> nn.Module:
-    """A column-parallel linear, factorized if `rank` is given."""
+    """A linear of the `kind` that splits its columns or its rows, factorized if `rank` is given."""
     if rank is None:
-        return ColumnParallelLinear(
-            input_size, output_size, bias=bias, quant_config=quant_config, prefix=prefix
-        )
+        return kind(input_size, output_size, bias=bias, quant_config=quant_config, prefix=prefix)
+    is_column = kind is ColumnParallelLinear
+    down, up = (ReplicatedLinear, kind) if is_column else (kind, ReplicatedLinear)
     return LowRankLinear(
-        ReplicatedLinear(
-            input_size, rank, bias=False, quant_config=quant_config, prefix=f"{prefix}.A"
-        ),
-        ColumnParallelLinear(
-            rank, output_size, bias=bias, quant_config=quant_config, prefix=f"{prefix}.B"
-        ),
-    )
-
-
-def row_parallel(
-    input_size: int,
-    output_size: int,
-    rank: int | None,
-    bias: bool,
-    quant_config: QuantizationConfig | None,
-    prefix: str,
-) -> nn.Module:
-    """A row-parallel linear, factorized if `rank` is given."""
-    if rank is None:
-        return RowParallelLinear(
-            input_size, output_size, bias=bias, quant_config=quant_config, prefix=prefix
-        )
-    return LowRankLinear(
-        RowParallelLinear(
-            input_size, rank, bias=False, quant_config=quant_config, prefix=f"{prefix}.A"
-        ),
-        ReplicatedLinear(
-            rank, output_size, bias=bias, quant_config=quant_config, prefix=f"{prefix}.B"
-        ),
+        down(input_size, rank, bias=False, quant_config=quant_config, prefix=f"{prefix}.A"),
+        up(rank, output_size, bias=bias, quant_config=quant_config, prefix=f"{prefix}.B"),
     )

@@ -13,7 +13,7 @@ from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import MergedColumnParallelLinear
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.models.llama import LlamaForCausalLM, LlamaModel
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeSparseMoeBlock
@@ -33,8 +33,8 @@ from vllm_gac.serving.model.fused_linears import is_eager_cuda, is_plain, warmup
 from vllm_gac.serving.model.linear import (
     Shards,
     add_column_parallel,
+    parallel_linear,
     project_gated,
-    row_parallel,
 )
 from vllm_gac.serving.model.lora import fit_adapters
 from vllm_gac.serving.model.self_attention import GacSelfAttention
@@ -78,8 +78,8 @@ class GacMLP(nn.Module):
                 self, shapes, ranks, bias, quant_config, prefix, is_gated=True
             )
         down_rank = layer.ranks.get("mlp.down_proj")
-        self.down_proj = row_parallel(
-            width, hidden, down_rank, bias, quant_config, f"{prefix}.down_proj"
+        self.down_proj = parallel_linear(
+            RowParallelLinear, width, hidden, down_rank, bias, quant_config, f"{prefix}.down_proj"
         )
         self.act_fn = SiluAndMul()
         self.is_plain = self.is_fused and is_plain(self.gate_up_proj)

@@ -7,7 +7,11 @@ from torch import nn
 from vllm.config import CacheConfig, get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
+from vllm.model_executor.layers.linear import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
@@ -24,7 +28,7 @@ from vllm_gac.serving.attention.layer import GacAttention, announce, attention_k
 from vllm_gac.serving.config.engine_options import gac_backend_requested
 from vllm_gac.serving.loading.quantized_checkpoint import is_scaled_by_head
 from vllm_gac.serving.model.fp8_linear import Fp8Linear
-from vllm_gac.serving.model.linear import Shards, add_column_parallel, project, row_parallel
+from vllm_gac.serving.model.linear import Shards, add_column_parallel, parallel_linear, project
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
@@ -62,7 +66,8 @@ class GacSelfAttention(nn.Module):
             rebuilt = layout.kv_heads_per(layer.key) * layout.head_dim
             self.k_up_proj = KeyUpProjection(self.geometry.key_heads, rebuilt, layer.key.size)
         out_size, in_size = layout.linear_shape(layer, "self_attn.o_proj")
-        self.o_proj = row_parallel(
+        self.o_proj = parallel_linear(
+            RowParallelLinear,
             in_size,
             out_size,
             layer.ranks.get("self_attn.o_proj"),
