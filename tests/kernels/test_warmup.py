@@ -16,6 +16,7 @@ from triton.runtime import driver
 from tests.kernels.no_gpu import CPU, FP8, NoGpu, decode_kind, launch_decode
 from vllm_gac.kernels.decode.schedule import sequence_bound
 from vllm_gac.kernels.decode.warmup import DecodeKind, warmup
+from vllm_gac.kernels.gpu_limits import MAX_SWIGLU_TOKENS
 from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
 from vllm_gac.kernels.skinny_gemm.launch import gated_linears, linears
 from vllm_gac.kernels.skinny_gemm.tiling import MAX_TILES, faster_than_cublas
@@ -23,7 +24,6 @@ from vllm_gac.kernels.skinny_gemm.tiling import MAX_TOKENS as SKINNY_MAX_TOKENS
 from vllm_gac.kernels.skinny_gemm.warmup import LaunchKind
 from vllm_gac.kernels.skinny_gemm.warmup import warmup as compile_skinny_gemm
 from vllm_gac.kernels.swiglu import swiglu_linear
-from vllm_gac.kernels.swiglu_limits import MAX_TOKENS
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
 MAX_SEQUENCES = 300
@@ -84,7 +84,7 @@ def test_no_mlp_needs_a_kernel_that_was_not_compiled_ahead(
     assert len(ahead) == 2  # for up to 16 tokens, and for more
     # Only the shape matters. No number is read, so the weight is a view of one column.
     weight = torch.empty(2 * features, 1, dtype=torch.bfloat16).expand(-1, 1032)
-    for tokens in range(1, MAX_TOKENS + 1):
+    for tokens in range(1, MAX_SWIGLU_TOKENS + 1):
         swiglu_linear(torch.empty(tokens, 1032, dtype=torch.bfloat16), weight)
     assert set(compiled) == ahead
 

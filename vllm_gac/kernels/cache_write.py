@@ -1,4 +1,7 @@
-"""Writes the keys and values of a step's tokens into the packed paged cache."""
+"""Writes the keys and values of a step's tokens into the packed paged cache.
+
+An fp8 cache has a scale of all keys and one of all values, or one for each head.
+"""
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
 from dataclasses import dataclass
@@ -7,9 +10,15 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_gac.kernels.cache_scales import is_by_head, scale_of
-
 _ROWS = 16  # tokens per program
+
+
+def is_by_head(k_scale: torch.Tensor | None) -> bool:
+    """Whether keys and values of several heads have a scale for each: what BY_HEAD is in kernels.
+
+    There are at least as many key heads as value heads, so keys tell.
+    """
+    return k_scale is not None and k_scale.numel() > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +166,9 @@ def as_cached(x, row, scale, head, BY_HEAD: tl.constexpr):
     if scale is not None:
         x = x.to(tl.float32) / scale_of(scale, head, BY_HEAD)
     return x.to(row.dtype.element_ty)
+
+
+@triton.jit
+def scale_of(scale, head, BY_HEAD: tl.constexpr):
+    """The scale of `head`, or of each of several heads."""
+    return tl.load(scale + head) if BY_HEAD else tl.load(scale)

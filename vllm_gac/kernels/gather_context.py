@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_gac.kernels.cache_scales import is_by_head, scale_of
+from vllm_gac.kernels.cache_write import is_by_head, scale_of
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 

@@ -1,4 +1,4 @@
-"""What a kernel may use of a GPU, by compute capability: known without torch or asking the GPU."""
+"""What kernels may use of a GPU, and what ours take: known without torch or asking the GPU."""
 
 import functools
 from dataclasses import dataclass
@@ -54,3 +54,26 @@ def is_hopper(device: "torch.device") -> bool:
 def converts_e4m3(capability: tuple[int, int]) -> bool:
     """Whether kernels may use fp8 numbers in e4m3: Triton compiles them for Ada and later GPUs."""
     return capability >= (8, 9)
+
+
+# What a program of kernels/fp8_rows.py has registers for; and the multiple of both dims of a linear
+# in FP8: it would pad others, and what we write has no room for it.
+MAX_FP8_COLUMNS = 16384
+FP8_MULTIPLE = 16
+
+
+def takes_fp8_rows(in_size: int, out_size: int) -> bool:
+    """Whether the input of a linear in FP8 may be quantized by kernels/fp8_rows.py."""
+    whole = in_size % FP8_MULTIPLE == out_size % FP8_MULTIPLE == 0
+    return whole and in_size <= MAX_FP8_COLUMNS
+
+
+# Gate and up projections for which kernels/swiglu.py takes less time than cuBLAS and vLLM's SwiGLU
+# on an H200 (docs/decisions.md). The true limit is between 2880 and 5760 features.
+MAX_SWIGLU_TOKENS = 32
+_MIN_SWIGLU_FEATURES = 4096
+
+
+def takes_swiglu(tokens: int, features: int, width: int) -> bool:
+    """Whether gate and up [features, width] of so many tokens are computed by kernels/swiglu.py."""
+    return 0 < tokens <= MAX_SWIGLU_TOKENS and features >= _MIN_SWIGLU_FEATURES and width % 8 == 0

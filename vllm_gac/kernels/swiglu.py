@@ -12,8 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_gac.kernels.gpu_limits import is_hopper
-from vllm_gac.kernels.swiglu_limits import is_within_limits
+from vllm_gac.kernels.gpu_limits import is_hopper, takes_swiglu
 
 _MANY_FEATURES = 16384
 
@@ -24,7 +23,7 @@ def is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `swiglu_linear` accepts x and weight, and is faster on this GPU than two kernels."""
     return (
         x.dim() == 2
-        and is_within_limits(x.shape[0], weight.shape[0] // 2, weight.shape[1])
+        and takes_swiglu(x.shape[0], weight.shape[0] // 2, weight.shape[1])
         and x.is_contiguous()
         and weight.is_contiguous()
         and x.dtype == weight.dtype

@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from vllm_gac.gpu.profile import SwigluTime
-from vllm_gac.kernels.gpu_limits import is_hopper
+from vllm_gac.kernels.gpu_limits import MAX_SWIGLU_TOKENS, is_hopper
 from vllm_gac.kernels.swiglu import swiglu_linear
-from vllm_gac.kernels.swiglu_limits import MAX_TOKENS
 from vllm_gac.profiling.weights import copies_past_l2, microseconds_in_turn, random_matrix
 
-_TOKENS = (1, 2, 4, 8, 16, 24, MAX_TOKENS)
+_TOKENS = (1, 2, 4, 8, 16, 24, MAX_SWIGLU_TOKENS)
 # Features and width, within the limits of the kernel.
 _SHAPES = (
     (14336, 4096), (12288, 4096), (11520, 4096), (10240, 4096), (5760, 4096), (6912, 2048),

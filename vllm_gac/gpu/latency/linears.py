@@ -19,9 +19,8 @@ from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, ro
 from vllm_gac.gpu.latency.launch_times import LaunchTimes, MeasuredLaunches
 from vllm_gac.gpu.latency.passes import pass_microseconds
 from vllm_gac.gpu.profile import Dtype, GpuProfile, LowRankTime
-from vllm_gac.kernels import fp8_limits
+from vllm_gac.kernels.gpu_limits import takes_fp8_rows, takes_swiglu
 from vllm_gac.kernels.skinny_gemm.tiling import faster_than_cublas
-from vllm_gac.kernels.swiglu_limits import is_within_limits
 from vllm_gac.layout.rounding import GRANULE
 
 
@@ -46,7 +45,7 @@ def take_quantized(linears: Sequence[Linear]) -> bool:
     """Whether the kernel before linear layers in FP8 quantizes their input (fp8_linear.py)."""
     together = sum(linear.out_size for linear in linears)
     plain = not any(linear.has_bias or linear.rank is not None for linear in linears)
-    return plain and fp8_limits.takes(linears[0].in_size, together)
+    return plain and takes_fp8_rows(linears[0].in_size, together)
 
 
 def linears_microseconds(
@@ -221,7 +220,7 @@ class _KernelTimes:
         """Time of whole gate and up with SwiGLU by our kernel; None if a server does not use it."""
         features, width = linears[0].out_size, linears[0].in_size
         plain = not any(linear.has_bias for linear in linears)
-        if not (self.gate_up and plain and is_within_limits(tokens, features, width)):
+        if not (self.gate_up and plain and takes_swiglu(tokens, features, width)):
             return None
         ideal = roofline(self.profile).gemm(tokens, 2 * features, width)
         return self.gate_up.microseconds(tokens, ideal)

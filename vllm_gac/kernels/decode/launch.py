@@ -16,7 +16,7 @@ import torch
 import triton
 
 from vllm_gac.errors import GacError
-from vllm_gac.kernels.cache_scales import is_by_head
+from vllm_gac.kernels.cache_write import is_by_head
 from vllm_gac.kernels.decode.latent_keys import Rebuilt
 from vllm_gac.kernels.decode.latent_split_kv import latent_split_kv
 from vllm_gac.kernels.decode.merge import merge

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from vllm_gac.kernels.cache_scales import scale_of
+from vllm_gac.kernels.cache_write import scale_of
 
 
 class Queries(NamedTuple):

@@ -11,9 +11,9 @@ import torch
 
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.decode.schedule import sequence_bound
+from vllm_gac.kernels.gpu_limits import MAX_SWIGLU_TOKENS
 from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
 from vllm_gac.kernels.swiglu import swiglu_linear
-from vllm_gac.kernels.swiglu_limits import MAX_TOKENS
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
@@ -60,7 +60,7 @@ def warmup(
                 _compile(kind, bound, device)
         for features, dtype in mlps:
             weight = torch.empty(2 * features, 8, dtype=dtype, device=device)
-            for tokens in (1, MAX_TOKENS):
+            for tokens in (1, MAX_SWIGLU_TOKENS):
                 swiglu_linear(weight[:tokens], weight, only_compile=True)
 
 

@@ -10,7 +10,7 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 
-from vllm_gac.kernels.cache_scales import is_by_head
+from vllm_gac.kernels.cache_write import is_by_head
 from vllm_gac.kernels.decode.warmup import DecodeKind, warmup
 from vllm_gac.kernels.gpu_limits import is_hopper
 from vllm_gac.layout.families import ARCHITECTURE

@@ -67,14 +67,13 @@ def _is_plain_fp8(linear: nn.Module) -> bool:
     config = get_current_vllm_config()
     if not loader_options(config.load_config.model_loader_extra_config).fused_fp8:
         return False
-    from vllm_gac.kernels.fp8_limits import takes
-    from vllm_gac.kernels.gpu_limits import is_hopper
+    from vllm_gac.kernels.gpu_limits import is_hopper, takes_fp8_rows
 
     return (
         fp8_kernel_of(linear) is not None
         and linear.bias is None
         and linear.tp_size == 1
-        and takes(linear.input_size, linear.output_size)
+        and takes_fp8_rows(linear.input_size, linear.output_size)
         and config.lora_config is None
         and is_hopper(torch.device("cuda", torch.cuda.current_device()))
     )
