@@ -185,7 +185,8 @@ def test_an_index_lists_what_its_shards_hold(tmp_path: Path) -> None:
     assert INDEX_FILE in said
     write_index(tmp_path, files)
     (tmp_path / other).unlink()
-    assert f"{tmp_path / other}: " in refusal(tmp_path)
+    assert f"{tmp_path / other}: " in (said := refusal(tmp_path))
+    assert INDEX_FILE in said
 
 
 def test_a_tensor_in_two_files_is_named(tmp_path: Path) -> None:

@@ -114,6 +114,10 @@ def locate_weights(directory: Path) -> Weights:
         )
     for file in files:
         refuse_escape(directory, directory / file)
+        if not (directory / file).exists():
+            raise CheckpointError(
+                f"{directory / file}: missing, though {index.name} lists it; fetch the model again"
+            )
     return Weights(directory, tuple(files), index if listed else None, listed)
 
 

@@ -96,8 +96,8 @@ def refuse_unknown_tokens(layout: ModelLayout, tokens: Tensor) -> None:
     """Raise CheckpointError for a token that the model does not know."""
     if tokens.numel() and int(tokens.max()) >= layout.vocab_size:
         raise CheckpointError(
-            f"token {int(tokens.max())} in a vocabulary of {layout.vocab_size}: "
-            "the tokenizer is another model's"
+            f"tokenizer.json: token {int(tokens.max())} in a vocabulary of {layout.vocab_size}: "
+            "the tokenizer is another model's; fetch the one of this model"
         )
 
 
