@@ -20,7 +20,7 @@ from tests.support.layer_stats import layer_stats
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
-from vllm_gac.compression.devices import free_memory, prepare_device
+from vllm_gac.compression.devices import free_memory, home_of, prepare_device
 from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.measured import (
     Measured,
@@ -184,6 +184,16 @@ def test_hidden_states_stay_on_a_gpu_that_has_room_beside_the_rest() -> None:
     assert work.home("cuda:1", 2 * needed) == "cuda:1"
     assert work.home("cuda:1", needed) == "cpu"
     assert work.home("cpu", free_memory("cpu")) == "cpu"
+
+
+def test_hidden_states_of_other_steps_take_a_quarter_of_what_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, cpu = torch.device("cuda:1"), torch.device("cpu")
+    assert home_of(100, cpu) == cpu
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: {"cuda:1": (400, 800)}[device])
+    assert home_of(100, gpu) == gpu
+    assert home_of(101, gpu) == cpu
 
 
 @pytest.mark.gpu

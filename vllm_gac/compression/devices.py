@@ -32,6 +32,15 @@ def prepare_device(name: Any) -> str:
     return name
 
 
+def home_of(states_bytes: int, device: torch.device) -> torch.device:
+    """Where hidden states stay between layers: on `device` if a quarter of what is free is enough.
+
+    Else on the CPU.
+    """
+    has_room = 4 * states_bytes <= free_memory(str(device))
+    return device if has_room else torch.device("cpu")
+
+
 def free_memory(device: str) -> int:
     """Bytes that are free on a GPU; 0 for the CPU."""
     return 0 if device == "cpu" else torch.cuda.mem_get_info(device)[0]

@@ -12,7 +12,7 @@ import torch
 
 from vllm_gac.checkpoint.atomic_files import write_floats
 from vllm_gac.checkpoint.open import TensorReader
-from vllm_gac.compression.devices import free_memory
+from vllm_gac.compression.devices import home_of
 from vllm_gac.compression.reference_model import Reference, embed
 from vllm_gac.compression.refit import Streams, layer_output, refit_layer
 from vllm_gac.layout.dims import ModelLayout
@@ -47,8 +47,7 @@ class Refitting:
         self._held: dict[int, Streams] = {}
         # Those that enter and leave a layer, dense and compressed, and those between its halves.
         states_bytes = 6 * 4 * self._tokens.numel() * layout.hidden_size
-        has_room = 4 * states_bytes <= free_memory(str(model.device))
-        self._home = model.device if has_room else torch.device("cpu")
+        self._home = home_of(states_bytes, model.device)
 
     def refitted(
         self, index: int, dense: Mapping[str, torch.Tensor], small: Mapping[str, torch.Tensor]

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, dtype_warning, faults, served_dtype
-from vllm_gac.compression.devices import prepare_device
+from vllm_gac.compression.devices import home_of, prepare_device
 from vllm_gac.compression.reference_model import (
     Reference,
     batches,
@@ -161,19 +161,21 @@ def window_losses(
 def last_states(
     checkpoint: Checkpoint, model: Reference, tokens: Sequence[torch.Tensor], progress: bool
 ) -> list[torch.Tensor]:
-    """The hidden states that leave the last layer for each batch, in the CPU's memory.
+    """The hidden states that leave the last layer for each batch.
 
-    `model` is the reference of `checkpoint`.
+    `model` is the reference of `checkpoint`. They stay on its device if two models' have room.
     """
     layers, largest = model.layout.layers, 0.0
+    numbers = sum(batch.numel() for batch in tokens) * model.layout.hidden_size
+    home = home_of(2 * numbers * model.dtype.itemsize, model.device)
 
-    def measure(name: str, numbers: torch.Tensor) -> None:
+    def measure(name: str, x: torch.Tensor) -> None:
         nonlocal largest
-        largest = max(largest, float(numbers.abs().max()))
+        largest = max(largest, float(x.abs().max()))
 
     observe = measure if served_dtype(checkpoint) == "float16" else ignore
     with checkpoint.reader() as read:
-        hidden = [embed(model, read, batch).cpu() for batch in tokens]
+        hidden = [embed(model, read, batch).to(home) for batch in tokens]
         bar = tqdm(total=len(tokens) * len(layers), desc="evaluate", disable=not progress)
         for index, layer in enumerate(layers):
             weights = layer_weights(model, read, index)
@@ -181,7 +183,7 @@ def last_states(
                 states = states.to(model.device)
                 states = layer_forward(model, layer, weights, states, observe, observe)
                 observe("states", states)
-                hidden[number] = states.cpu()
+                hidden[number] = states.to(home)
                 bar.update()
         bar.close()
     if largest > _FLOAT16_MOST:
