@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm")
-
 from tests.serving.engines import assert_same, served_by_ranks
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.alignment.rules import padded_layout

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("vllm")
-
 from vllm.config import LoRAConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.linear import LinearBase
 

@@ -8,9 +8,6 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
-
-pytest.importorskip("vllm")
-
 from vllm.config import KernelConfig, LoRAConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.model_loader import reload

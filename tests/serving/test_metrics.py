@@ -12,9 +12,6 @@ from transformers import CONFIG_MAPPING
 from tests.support.model_files import config, gac_config
 from vllm_gac import __version__
 from vllm_gac.layout.dims import layout_of
-
-pytest.importorskip("vllm")
-
 from vllm_gac.serving import metrics
 
 RAW = gac_config()

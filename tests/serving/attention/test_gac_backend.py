@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("vllm")
-
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backends.registry import AttentionBackendEnum

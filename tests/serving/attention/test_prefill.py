@@ -7,8 +7,6 @@ own part: gathering, rebuilding latent keys, and views over packed rows.
 import pytest
 import torch
 
-pytest.importorskip("vllm")
-
 from tests.kernels.interpreter import run_interpreted
 from tests.serving.attention.prefill_cases import KERNELS, Case, cases, relative_error
 

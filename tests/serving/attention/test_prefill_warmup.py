@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("vllm")
-
 from vllm.config import CacheConfig
 
 from vllm_gac.layout.cache_geometry import CacheGeometry

@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("vllm")
-
 from tests.serving.attention.gac_backend_cases import step
 from vllm_gac.serving.attention import gpu_backend as backend
 

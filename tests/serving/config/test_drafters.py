@@ -4,9 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("vllm")
-
 from vllm.engine.arg_utils import EngineArgs
 
 from tests.serving.models import HETEROGENEOUS, write_model

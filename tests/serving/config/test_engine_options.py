@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("vllm")
-
 from vllm.config import AttentionConfig, CacheConfig, ParallelConfig
 from vllm.config.offload import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
 from vllm.engine.arg_utils import EngineArgs
