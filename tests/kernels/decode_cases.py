@@ -84,7 +84,7 @@ def random_batch(seed: int, limits: Limits) -> Batch:
     if rng.random() < 0.3:  # padding, as in a captured batch
         lengths.append(0)
         queries.append(0)
-    cache, table = _random_cache(geometry, lengths, block_size, generator)
+    cache, table = random_cache(geometry, lengths, block_size, generator)
     starts = torch.tensor([0, *queries]).cumsum(0)
     query = torch.randn(
         int(starts[-1]) + 1, geometry.query_heads, geometry.query_size, generator=generator
@@ -136,9 +136,10 @@ def _random_geometry(rng: random.Random, limits: Limits) -> tuple[CacheGeometry,
     return geometry, latent_group
 
 
-def _random_cache(
+def random_cache(
     geometry: CacheGeometry, lengths: list[int], block_size: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """A cache [pages, value heads, block size, row] of sequences, and their block table."""
     needed = [-(-length // block_size) for length in lengths]
     row = geometry.key_width + geometry.value_size
     cache = torch.full((sum(needed) + 2, geometry.value_heads, block_size, row), float("nan"))

@@ -58,30 +58,36 @@ def test_padded_heads_give_the_same_bits(
         query_size=HEAD_DIM if latent else grown_key,
         value_size=grown_value,
     )
-    generator = torch.Generator().manual_seed(seed)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    tokens = sum(context for _, context in SEQUENCES)
-    queries = random(sum(count for count, _ in SEQUENCES), g.query_heads, g.query_size)
-    keys = random(tokens, g.key_heads, g.key_size)
-    values = random(tokens, g.value_heads, g.value_size)
-    up = random(g.key_heads, GROUP * HEAD_DIM, g.key_size)
-
+    queries, keys, values, up = random_inputs(g, latent, seed)
     halves = 1 if latent else 2
     with mock.patch.object(torch_reference, "_MAX_ELEMENTS", largest):
-        expected = attention(g, queries, keys, values, up if latent else None, window)
+        expected = attention(g, queries, keys, values, up, window)
         padded = attention(
             grown,
             queries if latent else widened(queries, grown_key, halves),
             widened(keys, grown_key, halves),
             widened(values, grown_value),
-            widened(up, grown_key) if latent else None,
+            None if up is None else widened(up, grown_key),
             window,
         )
     assert torch.equal(padded[..., :value_size], expected)
     assert not padded[..., value_size:].any()
+
+
+def random_inputs(
+    g: CacheGeometry, latent: bool, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Queries, keys and values of all SEQUENCES, and the up-projection of latent keys."""
+    generator = torch.Generator().manual_seed(seed)
+    counts, contexts = map(sum, zip(*SEQUENCES, strict=True))
+    shapes = [
+        (counts, g.query_heads, g.query_size),
+        (contexts, g.key_heads, g.key_size),
+        (contexts, g.value_heads, g.value_size),
+        (g.key_heads, GROUP * HEAD_DIM, g.key_size),
+    ]
+    queries, keys, values, up = (torch.randn(shape, generator=generator) for shape in shapes)
+    return queries, keys, values, up if latent else None
 
 
 def widened(x: torch.Tensor, size: int, parts: int = 1) -> torch.Tensor:
@@ -140,15 +146,8 @@ def test_tiles_of_any_size_give_the_same_numbers(
     latent: bool, window: int | None, largest: int, rows: int, seed: int
 ) -> None:
     g = CacheGeometry(8, HEAD_DIM, 4, 12 if latent else HEAD_DIM, 2, 20)
-    generator = torch.Generator().manual_seed(seed)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    queries = 9 * random(sum(count for count, _ in SEQUENCES), g.query_heads, g.query_size)
-    tokens = sum(context for _, context in SEQUENCES)
-    keys, values = (random(tokens, *heads) for heads in ((4, g.key_size), (2, g.value_size)))
-    up = random(g.key_heads, GROUP * HEAD_DIM, g.key_size) if latent else None
+    queries, keys, values, up = random_inputs(g, latent, seed)
+    queries *= 9
     untiled = attention(g, queries, keys, values, up, window)
     with mock.patch.multiple(torch_reference, _MAX_ELEMENTS=largest, _ROWS=rows):
         in_tiles = attention(g, queries, keys, values, up, window)

@@ -13,10 +13,11 @@ from vllm.config import CacheConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from tests.kernels.decode_cases import random_cache
 from tests.kernels.head_scales import row_scales
 from vllm_gac.gpu.attention_choice import Kernels
 from vllm_gac.kernels.decode.launch import decode_scratch
-from vllm_gac.kernels.torch_reference import paged_attention, write_cache
+from vllm_gac.kernels.torch_reference import paged_attention
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.serving.attention import gpu_backend
 from vllm_gac.serving.plugin import register
@@ -73,14 +74,8 @@ def error_of(layer: Attention, scales: tuple[torch.Tensor, torch.Tensor]) -> flo
     """The error of a step of decoding requests against fp32, relative to the result."""
     generator = torch.Generator().manual_seed(0)
     quantized = layer.impl.quantized
-    blocks = 3 * len(CONTEXTS)
-    cache = torch.zeros(blocks, KV_HEADS, BLOCK, 2 * SIZE, dtype=torch.float32)
-    table = torch.randperm(blocks, generator=generator).view(-1, 3).int()
-    for sequence, context in enumerate(CONTEXTS):
-        token = torch.arange(context)
-        slots = table[sequence, token // BLOCK].long() * BLOCK + token % BLOCK
-        rows = torch.randn(2, context, KV_HEADS, SIZE, generator=generator, dtype=torch.float32)
-        write_cache(*rows, cache, slots)
+    geometry = CacheGeometry(HEADS, SIZE, KV_HEADS, SIZE, KV_HEADS, SIZE)
+    cache, table = random_cache(geometry, CONTEXTS, BLOCK, generator)
     if quantized:
         cache = cache.to(torch.float8_e4m3fn)
         layer._k_scale, layer._v_scale = scales  # as vLLM's loader of either kind leaves them
@@ -89,7 +84,6 @@ def error_of(layer: Attention, scales: tuple[torch.Tensor, torch.Tensor]) -> flo
     tokens = sum(QUERIES)
     common = step(QUERIES, CONTEXTS)
     common.block_table_tensor = table
-    geometry = CacheGeometry(HEADS, SIZE, KV_HEADS, SIZE, KV_HEADS, SIZE)
     builder = object.__new__(gpu_backend.GacBuilder)
     scratch = decode_scratch(geometry, 1, torch.device("cpu"))
     vars(builder).update(max_decode_query=1, max_gathered_tokens=0, scratch=scratch)
