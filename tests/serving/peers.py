@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.serving.engines import ENVIRONMENT, OPTIONS, Answers, answer, outputs
 
-# Two or three engines share a GPU.
+# Two or three engines share a GPU. OPTIONS has no CUDA graphs, in which nothing could be counted.
 _ON_GPU = {"dtype": "bfloat16", "kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.1}
 _ANSWER = "PEER ANSWERS "
 
@@ -39,8 +39,8 @@ class Peer:
             transfers: vLLM's `kv_transfer_params` of each prompt.
 
         Returns:
-            `answers`; `cached`, tokens of each prompt that vLLM found in caches; and `transfers`,
-            what the connector returned for each prompt.
+            `answers`; `transfers`, what the connector returned for each prompt; and `computed`, how
+            many tokens went through the model for all of them.
         """
         question = {"prompts": prompts, "tokens": tokens, "transfers": transfers}
         assert self._process.stdin is not None
@@ -89,6 +89,25 @@ def peer(model: Path, transfer: dict[str, Any] | None = None, **env: str) -> Ite
             process.communicate()  # the end of its input ends it
 
 
+class CountsTokens:
+    """A part of vLLM's worker that counts the tokens that go through the model."""
+
+    model_runner: Any
+
+    def count_tokens(self) -> None:
+        """Count from now on."""
+        self.counted = 0
+        norm = self.model_runner.get_model().model.layers[0].input_layernorm
+        norm.register_forward_pre_hook(self._count)
+
+    def tokens_counted(self) -> int:
+        """The tokens so far."""
+        return self.counted
+
+    def _count(self, _: Any, inputs: Any) -> None:
+        self.counted += inputs[0].shape[0]
+
+
 def _serve(model: str, transfer: dict[str, Any] | None) -> None:
     from vllm import LLM
     from vllm.config.kv_transfer import KVTransferConfig
@@ -96,16 +115,21 @@ def _serve(model: str, transfer: dict[str, Any] | None) -> None:
 
     options = OPTIONS | (_ON_GPU if current_platform.is_cuda() else {})
     config = KVTransferConfig(**transfer) if transfer else None
-    llm = LLM(model, kv_transfer_config=config, **options)
+    counts = f"{CountsTokens.__module__}.{CountsTokens.__name__}"
+    llm = LLM(model, kv_transfer_config=config, worker_extension_cls=counts, **options)
+    llm.collective_rpc("count_tokens")
     for line in sys.stdin:
+        before = llm.collective_rpc("tokens_counted")[0]
         answered = outputs(llm, **json.loads(line))
         reply = {
             "answers": [answer(output) for output in answered],
-            "cached": [output.num_cached_tokens for output in answered],
             "transfers": [output.kv_transfer_params for output in answered],
+            "computed": llm.collective_rpc("tokens_counted")[0] - before,
         }
         print(_ANSWER + json.dumps(reply), flush=True)
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], json.loads(sys.argv[2]))
+    from tests.serving import peers  # not this module's second self, __main__
+
+    peers._serve(sys.argv[1], json.loads(sys.argv[2]))
