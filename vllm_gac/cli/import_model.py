@@ -1,8 +1,6 @@
 """`vllm-gac import`: convert a model that another tool wrote into a gac directory."""
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vllm_gac.cli.options import (
     Verbs,
@@ -15,9 +13,6 @@ from vllm_gac.cli.options import (
 )
 from vllm_gac.cli.output import print_json, print_layers, quoted, serve_hint
 from vllm_gac.steps.convert.request import ImportRequest
-
-if TYPE_CHECKING:
-    from vllm_gac.layout.dims import ModelLayout
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -58,7 +53,6 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error("--base-revision has no effect without --base")
     request = request_of(args, ImportRequest)
 
-    from vllm_gac.checkpoint.hub import model_directory
     from vllm_gac.steps.convert.import_model import import_model
     from vllm_gac.steps.inspect import KV_CACHE_BYTES
 
@@ -88,8 +82,6 @@ def run(args: argparse.Namespace) -> int:
     print_layers([layer.section() for layer in done.layout.layers])
     if not done.tokenizer:
         print("\nThere was no tokenizer: copy the original model's files, or give it with --base.")
-    if done.format == "palu":
-        _say_what_a_gpu_keeps(model_directory(args.source, args.revision), done.layout)
     if done.format == "dense":
         print(
             f"\nCompress it: vllm-gac compress {quoted(args.out)} --out DIR --param-ratio 0.85 ..."
@@ -97,26 +89,3 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"\n{serve_hint(args.out)}")
     return 0
-
-
-def _say_what_a_gpu_keeps(source: Path, written: "ModelLayout") -> None:
-    """Say if an H100 or H200 cannot rebuild the latent keys, and what it keeps of `source`."""
-    from vllm_gac.errors import GacError
-    from vllm_gac.gpu.decode_fit import check_layer, fits_decode_kernel
-    from vllm_gac.importers.open_any import open_any_format
-
-    for index, layer in enumerate(written.layers):
-        try:
-            check_layer(written, layer)
-        except GacError as e:
-            fault = f"layer {index}: {str(e).partition(';')[0]}"
-            break
-    else:
-        return
-    _, there = open_any_format(source, fits_decode_kernel)
-    dense_elements = 2 * written.num_key_value_heads * written.head_dim * len(written.layers)
-    print(
-        f"\nAn H100 or H200 cannot serve this: {fault}. Serve {quoted(source)} there: it then has "
-        f"whole keys where latents do not fit, and caches {there.layout.kv_elements:,} numbers per "
-        f"token; this has {written.kv_elements:,}, the dense model {dense_elements:,}."
-    )
