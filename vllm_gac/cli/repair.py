@@ -69,27 +69,20 @@ def run(args: argparse.Namespace) -> int:
 def _print(args: argparse.Namespace, report: "RepairReport") -> None:
     print(f"parameters  {_size(report.parameters)}")
     print(f"KV cache    {_size(report.kv_bytes_per_token)} bytes per token, 16-bit")
-    print()
-    print_table(
-        ("role", "dims", "changed", "memory", "gain", "ROI"),
-        [
-            (role, str(t.dims), str(t.changed), *_cells(t.overhead_percent, t.gain_percent, t.roi))
-            for role, t in report.roles.items()
-        ],
-    )
     if report.changes:
         print()
         print_table(
-            ("role", "dim", "repaired", "times", "memory", "gain", "ROI"),
+            ("role", "dim", "repaired", "times", "memory", "time saved"),
             [
                 (
-                    c.role,
-                    str(c.before),
-                    str(c.after),
-                    str(c.count),
-                    *_cells(c.overhead_percent, c.gain_percent, c.roi),
+                    change.role,
+                    str(change.before),
+                    str(change.after),
+                    str(change.count),
+                    f"{change.overhead_percent:+.2f} %",
+                    "-" if change.gain_percent is None else f"{change.gain_percent:.1f} %",
                 )
-                for c in report.changes
+                for change in report.changes
             ],
         )
     print(f"\n{serve_hint(args.out)}")
@@ -97,11 +90,3 @@ def _print(args: argparse.Namespace, report: "RepairReport") -> None:
 
 def _size(size: "Size") -> str:
     return f"{size.before:,} -> {size.after:,} ({size.overhead_percent:+.2f} %)"
-
-
-def _cells(overhead: float, gain: float | None, roi: float | None) -> tuple[str, str, str]:
-    return (
-        f"{overhead:+.2f} %",
-        "-" if gain is None else f"{gain:.1f} %",
-        "-" if roi is None else f"{roi:.1f}",
-    )

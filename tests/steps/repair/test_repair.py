@@ -68,8 +68,6 @@ def test_the_command_reports_what_it_did(
     assert said["parameters"]["after"] == after.parameters
     assert said["kv_bytes_per_token"]["before"] == 2 * before.kv_elements
     assert said["kv_bytes_per_token"]["after"] == 2 * after.kv_elements
-    counts = {role: (total["dims"], total["changed"]) for role, total in said["roles"].items()}
-    assert counts == {"head": (4, 3), "width": (2, 1), "rank": (4, 3)}
     assert {(c["role"], c["before"], c["after"]) for c in said["changes"]} >= {
         ("head", 18, 24),
         ("width", 21, 24),
@@ -99,8 +97,7 @@ def test_the_command_prints_tables(
     said = capsys.readouterr().out
     assert f"vllm serve {out} --load-format gac" in said
     assert re.search(r"^parameters  [\d,]+ -> [\d,]+ \(\+[\d.]+ %\)$", said, re.MULTILINE)
-    assert re.search(r"^head +4 +3 +\+", said, re.MULTILINE)
-    assert re.search(r"^head +18 +24 +1 +\+33\.33 % +- +-$", said, re.MULTILINE)
+    assert re.search(r"^head +18 +24 +1 +\+33\.33 % +-$", said, re.MULTILINE)
 
 
 def test_dense_and_pruned_models_can_be_repaired(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
 """The memory that a repair costs, and the time that it saves according to a GPU's profile.
 
-As in tables 7 to 9 and figure 5 of the GAC paper: return on investment (ROI) = time saved / memory
-added, both in percent. The time is that of the kernels with the padded dim, not of a whole model.
+As in tables 7 and 8 of the GAC paper. The time is that of the kernels with the padded dim, not of a
+whole model.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,10 +26,9 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`count` dims of a role that are padded from `before` to `after`, which may be equal.
+    """`count` dims of a role that are padded from `before` to `after`.
 
-    `gain_percent` is the time that the kernels save; None if no profile measured both dims. `roi`
-    is the gain divided by the overhead; None if either is missing or the overhead is 0.
+    `gain_percent` is the time that the kernels save; None if no profile measured both dims.
     """
 
     role: Role
@@ -39,18 +37,6 @@ class Change:
     count: int
     overhead_percent: float
     gain_percent: float | None
-    roi: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class RoleTotal:
-    """All dims of a role: how many change, by how much their sum grows, and the mean gain."""
-
-    dims: int
-    changed: int
-    overhead_percent: float
-    gain_percent: float | None
-    roi: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +45,6 @@ class RepairReport:
 
     parameters: Size
     kv_bytes_per_token: Size
-    roles: dict[Role, RoleTotal]
     changes: list[Change]
 
     def as_json(self) -> dict[str, Any]:
@@ -78,30 +63,22 @@ def repair_report(
     pairs = Counter(
         (role, dim, other)
         for (_, role, dim), (_, _, other) in zip(before.dims(), after.dims(), strict=True)
+        if dim != other
     )
-    changes = [
-        _change(role, dim, other, count, gpu, tp)
-        for (role, dim, other), count in sorted(pairs.items())
-    ]
-    roles = sorted({change.role for change in changes})
     return RepairReport(
         parameters=_size(before.parameters, after.parameters),
         kv_bytes_per_token=_size(
             before.kv_elements * KV_CACHE_BYTES, after.kv_elements * KV_CACHE_BYTES
         ),
-        roles={role: _total([c for c in changes if c.role == role]) for role in roles},
-        changes=[change for change in changes if change.before != change.after],
+        changes=[
+            Change(role, dim, other, count, _percent(other, dim), _gain(role, dim, other, gpu, tp))
+            for (role, dim, other), count in sorted(pairs.items())
+        ],
     )
 
 
 def _size(before: int, after: int) -> Size:
     return Size(before, after, _percent(after, before))
-
-
-def _change(role: Role, before: int, after: int, count: int, gpu: str | None, tp: int) -> Change:
-    overhead = _percent(after, before)
-    gain = 0.0 if before == after and gpu is not None else _gain(role, before, after, gpu, tp)
-    return Change(role, before, after, count, overhead, gain, _roi(gain, overhead))
 
 
 def _gain(role: Role, before: int, after: int, gpu: str | None, tp: int) -> float | None:
@@ -112,20 +89,5 @@ def _gain(role: Role, before: int, after: int, gpu: str | None, tp: int) -> floa
     return None if ratio is None else 100 * (1 - ratio)
 
 
-def _total(changes: Sequence[Change]) -> RoleTotal:
-    dims = sum(c.count for c in changes)
-    overhead = _percent(
-        sum(c.after * c.count for c in changes), sum(c.before * c.count for c in changes)
-    )
-    gains = [c.gain_percent * c.count for c in changes if c.gain_percent is not None]
-    gain = sum(gains) / dims if len(gains) == len(changes) else None
-    changed = sum(c.count for c in changes if c.before != c.after)
-    return RoleTotal(dims, changed, overhead, gain, _roi(gain, overhead))
-
-
 def _percent(now: int, before: int) -> float:
     return 100 * (now / before - 1)
-
-
-def _roi(gain: float | None, overhead: float) -> float | None:
-    return gain / overhead if gain is not None and overhead > 0 else None
