@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.support.killing import kill_before_change
-from tests.support.writing_verbs import digest, product, ran, said, write_inputs
+from tests.support.writing_verbs import digest, ran, said, write_inputs
 
 _LARGEST = (20_000, 20_000)
 
@@ -24,9 +24,9 @@ def main(directory: Path, verb: str, step: int) -> dict[str, object]:
     write_inputs(directory)
     sound, into = directory / "sound", directory / "into"
     sound.mkdir()
-    assert ran(verb, product(verb, sound), (), directory) == 0, said(directory)
-    expected = digest(product(verb, sound))
-    out, wrong, kills = product(verb, into), [], 0
+    assert ran(verb, sound / "out", (), directory) == 0, said(directory)
+    expected = digest(sound / "out")
+    out, wrong, kills = into / "out", [], 0
     while True:
         into.mkdir()
         if step:
