@@ -47,27 +47,6 @@ def test_padding_adds_zeros_and_moves_nothing(model: RandomModel, strategy: Any)
         assert torch.equal(kept, values), name
 
 
-@settings(max_examples=25)
-@given(models(), rules)
-def test_the_frequencies_of_padded_pairs_do_not_matter(model: RandomModel, strategy: Any) -> None:
-    padded = padded_layout(model.layout, strategy)
-    stored = {
-        name: tensor.shape[-1]
-        for name, tensor in model.weights.items()
-        if name.endswith("rope_inv_freq")
-    }
-    own = model.layout.head_dim // 2
-
-    def turn(weights: dict[str, torch.Tensor]) -> None:
-        for name, tensor in weights.items():
-            if name.endswith("rope_inv_freq"):
-                tensor[..., stored.get(name, own) :] = 0.7
-
-    torch.testing.assert_close(
-        model.logits(padded, change=turn), model.logits(), rtol=1e-12, atol=1e-12
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @settings(max_examples=5)
 @given(models())

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.support.bombs import Bomb
 from tests.support.model_files import (
     config,
     framed,
-    gac_config,
     read_index,
     refusal,
     shard_bytes,
@@ -92,22 +89,6 @@ def test_without_an_index_every_safetensors_file_counts_as_for_vllm(tmp_path: Pa
 
 
 # ---- the shards ------------------------------------------------------------------------------
-
-
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_in_a_header_is_refused_or_harmless(
-    position: float, bit: int, tmp_path: Path
-) -> None:
-    whole = bytearray(shard_bytes(tensors_of(gac_config())))
-    whole[int(position * (8 + int.from_bytes(whole[:8], "little")))] ^= 1 << bit
-    write_model(tmp_path, gac_config())
-    (tmp_path / "model.safetensors").write_bytes(whole)
-    try:
-        errors = list(faults(open_checkpoint(tmp_path)))
-    except CheckpointError as e:
-        errors = [str(e)]
-    assert all(str(tmp_path) in fault for fault in errors)
 
 
 ONE = b'"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'

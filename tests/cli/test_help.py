@@ -38,23 +38,6 @@ def test_every_example_runs(
         assert main([*args, *(FEW if args[0] == "compress" else ())]) == 0, example
 
 
-def test_help_of_compress_begins_with_what_most_need(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    said = help_of(capsys, "compress").partition("\noptions:\n")[2]
-    sections = [re.findall(r"^  (--[a-z-]+)", part, re.MULTILINE) for part in said.split("\n\n")]
-    assert sections[0] == [
-        "--out",
-        "--param-ratio",
-        "--kv-ratio",
-        "--max-loss",
-        "--quantization",
-        "--kv-cache-dtype",
-        "--calibration",
-        "--held-out",
-    ]
-
-
 @pytest.mark.parametrize(
     ("option", "instead"),
     [

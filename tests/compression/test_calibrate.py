@@ -14,7 +14,7 @@ from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.compression.effort import Work
-from vllm_gac.compression.measured import STATISTICS, covariances_of, making
+from vllm_gac.compression.measured import STATISTICS
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import embed, layer_forward, layer_weights, reference
 from vllm_gac.compression.statistics_file import check_stats
@@ -149,17 +149,6 @@ def test_the_file_is_plain_safetensors(model: Path, text: Path, tmp_path: Path) 
         assert file.metadata()["value_group"] == "2"
 
 
-def test_texts_share_the_tokens_evenly(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("a" * 5000)
-    (tmp_path / "b").write_text("b" * 5000)
-    tokens = calibration_sequences(
-        model, [tmp_path / "a", tmp_path / "b"], length=100, max_tokens=2000
-    )
-    assert tokens.shape == (20, 100)
-    assert len({row[0].item() for row in tokens[:10]}) == 1
-    assert (tokens[:10] != tokens[10:]).all()
-
-
 def test_statistics_without_neighbours_do_not_merge_values(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -227,19 +216,6 @@ def test_weights_are_no_statistics(model: Path) -> None:
     (weights,) = model.glob("*.safetensors")
     with pytest.raises(CheckpointError, match="not statistics that 'vllm-gac calibrate' wrote"):
         check_stats(weights, checkpoint.layout, checkpoint.identity)
-
-
-def test_a_plan_that_shrinks_more_than_was_calibrated_for_is_refused(
-    model: Path, text: Path, tmp_path: Path
-) -> None:
-    calibrate(model, [text], tmp_path / "stats", replace(RUN, methods=["heads"]), progress=False)
-    checkpoint = open_checkpoint(model)
-    narrow = replace(checkpoint.layout.layers[1], intermediate_size=48)
-    layout = replace(checkpoint.layout, layers=(checkpoint.layout.layers[0], narrow))
-    needed = covariances_of(making(checkpoint.layout, layout))
-    assert needed == ["mlp.down_proj"]
-    with pytest.raises(CheckpointError, match=r"nothing is known of the input of mlp\.down_proj"):
-        check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.identity, needed=needed)
 
 
 def test_too_little_text_is_said_with_what_is_enough(

@@ -22,17 +22,8 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.compression.devices import free_memory, home_of, prepare_device
 from vllm_gac.compression.effort import Work, announcement
-from vllm_gac.compression.measured import (
-    Measured,
-    covariances_of,
-    metrics_of,
-    to_measure,
-)
-from vllm_gac.compression.probes import DRAWS
-from vllm_gac.compression.statistics_file import FORMAT
-from vllm_gac.compression.statistics_writer import stats_file
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.steps.calibrate.calibrate import ENOUGH, calibrate
+from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
 
 
@@ -95,36 +86,6 @@ def test_a_gpu_that_is_too_small_is_one_line(
     text = dense_models.write_text(tmp_path / "text.txt")
     said = error(capsys, "evaluate", dense, "--text", text, "--device", "cpu")
     assert said.startswith("the GPU's memory is full (CUDA out of memory); free some of it, give")
-
-
-def test_the_guide_has_the_text_and_the_statistics_of_an_8b_model() -> None:
-    guide = " ".join((Path(__file__).parents[2] / "docs/guide.md").read_text().split())
-    layout = layout_of(DENSE)
-    width = layout.layers[0].intermediate_size
-    assert f"at least {ENOUGH} tokens for each channel" in guide
-    assert f"For 8B that is {ENOUGH * width:,} tokens" in guide
-
-    def gigabytes(*methods: str) -> str:
-        group = 2
-        used = to_measure(layout, methods, group)
-        metadata = {
-            "format": FORMAT,
-            "value_group": str(group),
-            "methods": ",".join(methods),
-            "covariances": ",".join(covariances_of(used)),
-            "metrics": ",".join(metrics_of(used)),
-            "tokens": str(ENOUGH * width),
-            "sequence_length": "512",
-            "probe_tokens": "0",
-        }
-        return f"{stats_file(Path('stats'), layout, Measured.of(metadata)).size / 1e9:.1f} GB"
-
-    assert f"its statistics take {gigabytes('heads', 'prune')} on disk" in guide
-    state, held = 4 * layout.hidden_size, 1 << 14
-    hidden_states = 2 * (ENOUGH * width + held) * state
-    gradients = len(layout.layers) * DRAWS * held // 8 * state
-    assert f"its hidden states and gradients {(hidden_states + gradients) / 1e9:.1f} GB" in guide
-    assert f"with low rank {gigabytes('heads', 'prune', 'lowrank')}" in guide
 
 
 def test_memory_and_disk_follow_from_the_shapes() -> None:

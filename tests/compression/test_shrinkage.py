@@ -6,7 +6,13 @@ import torch
 from vllm_gac.compression.measured import shrink_covariances
 from vllm_gac.compression.methods.prune import prune_channels, prune_order
 from vllm_gac.compression.methods.statistics import NORMED_KEYS
-from vllm_gac.compression.moments import shrunk, toward_diagonal
+from vllm_gac.compression.moments import second_moment, shrunk, toward_diagonal
+
+
+@pytest.mark.parametrize("features", [3, 512, 1031])
+def test_halves_give_the_whole_second_moment(features: int) -> None:
+    rows = torch.randn(7, features, dtype=torch.float64)
+    torch.testing.assert_close(second_moment(rows), rows.T @ rows)
 
 
 @pytest.mark.parametrize("samples", [1, 5, 200, 100_000])

@@ -8,7 +8,6 @@ import pytest
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import MISTRAL, assert_same_logits, write
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
-from vllm_gac.cli import main
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.inspect import inspect
@@ -126,20 +125,3 @@ def test_values_are_rebuilt_where_o_proj_would_outgrow_what_the_cache_saves() ->
         layer = _cheapest(llama3, {**keys, v.name: v}, 0)
         assert layer.key.form == form
         assert layer.value.size == (128 if (rank, keys) == (488, {}) else rank)
-
-
-@pytest.mark.parametrize(
-    ("rank", "numbers"),
-    [(192, ()), (256, ("1,536", "1,024", "2,048")), (320, ("2,048", "1,280"))],
-)
-def test_an_import_says_what_a_gpu_keeps_of_groups_of_four(
-    rank: int, numbers: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    raw = config(num_attention_heads=8, num_key_value_heads=8, head_dim=128, num_hidden_layers=1)
-    written, model = palu(raw, ranks_of([([rank] * 2, [rank] * 2)]))
-    source = write(tmp_path / "palu", written, model)
-    assert main(["import", str(source), str(tmp_path / "out"), "--quiet"]) == 0
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in ("H100", "layer 0", str(source))) == bool(numbers)
-    assert all(f"{number} numbers per token" in printed for number in numbers[:1])
-    assert all(number in printed for number in numbers)

@@ -14,7 +14,6 @@ from tests.support.command import error, result
 from tests.support.dense_models import config, weights, write, write_text
 from tests.support.imports import ROOT
 from tests.support.state_dicts import FORMS, write_bin
-from vllm_gac.cli import main
 
 GUIDE = ROOT / "docs" / "guide.md"
 
@@ -51,12 +50,6 @@ def test_import_makes_safetensors_of_them(
     expected = weights(raw, torch.bfloat16)
     assert stored.keys() == expected.keys()
     assert all(torch.equal(stored[name], expected[name]) for name in expected)
-
-
-def test_import_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    assert main(["import", str(write_bin(tmp_path / "bin", config())), str(out), "--quiet"]) == 0
-    assert f"vllm-gac compress {out}" in capsys.readouterr().out
 
 
 def test_a_state_dict_of_any_name_takes_the_config_of_the_model_before(

@@ -189,14 +189,6 @@ def test_budgets_and_methods_beside_it_are_refused(
         assert said.count(option[0]) == said.count("--like") == 1
 
 
-def test_dims_that_spend_more_than_the_tool_in_every_way_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dense, few = dense_models.write(tmp_path / "dense", WHOLE), tmp_path / "ranks.json"
-    few.write_text(json.dumps(dict.fromkeys(RANKS, 3)))
-    assert error(capsys, "plan", dense, "--like", few)
-
-
 def test_dims_near_the_tools_may_all_spend_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from tests.support.dense_models import config, write, write_text
 from tests.support.layer_stats import layer_stats
-from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.measured import HELD, shrink_covariances, to_measure
+from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
+from vllm_gac.compression.measured import HELD, Measured, shrink_covariances, to_measure
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.probes import probes, whole_sequences
@@ -31,6 +31,7 @@ from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.calibrate import StatsSpec, calibrate, write_statistics
 from vllm_gac.steps.calibrate.request import CalibrateRequest
 
+Opened = tuple[Checkpoint, Path, Measured]
 METHODS = ("heads", "prune", "lowrank")
 RUN = CalibrateRequest(max_tokens=1024, sequence_length=128)
 
@@ -44,13 +45,19 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Pa
     return model, text, directory / "stats"
 
 
-def test_a_probe_is_about_how_far_the_model_with_that_part_compressed_diverges(
-    calibrated: tuple[Path, Path, Path],
-) -> None:
+@pytest.fixture
+def opened(calibrated: tuple[Path, Path, Path]) -> Opened:
+    """The model, its statistics, and what they say of themselves."""
     directory, _, stats = calibrated
     checkpoint = open_checkpoint(directory)
+    return checkpoint, stats, check_stats(stats, checkpoint.layout, checkpoint.identity)
+
+
+def test_a_probe_is_about_how_far_the_model_so_compressed_diverges(
+    opened: Opened,
+) -> None:
+    checkpoint, stats, measured_of = opened
     dense, model = checkpoint.layout, reference(checkpoint)
-    measured_of = check_stats(stats, dense, checkpoint.identity)
     tokens = read_tokens(stats, measured_of, dense, 256, HELD)
     measured = read_probes(stats, dense, measured_of).mean(2)
     with checkpoint.reader() as read, torch.inference_mode():
@@ -72,13 +79,9 @@ def test_a_probe_is_about_how_far_the_model_with_that_part_compressed_diverges(
             assert 0.5 < measured[index, number] / direct < 1.5
 
 
-def test_curves_fall_to_zero_are_convex_and_meet_the_probes(
-    calibrated: tuple[Path, Path, Path],
-) -> None:
-    directory, _, stats = calibrated
-    checkpoint = open_checkpoint(directory)
+def test_curves_fall_to_zero_are_convex_and_meet_the_probes(opened: Opened) -> None:
+    checkpoint, stats, measured = opened
     dense = checkpoint.layout
-    measured = check_stats(stats, dense, checkpoint.identity)
     losses = read_losses(stats, dense, measured)
     for layer in losses:
         assert set(layer) == {c.name for c in to_measure(dense, METHODS, 2)}
@@ -91,13 +94,9 @@ def test_curves_fall_to_zero_are_convex_and_meet_the_probes(
                 assert (np.diff(curve, 2) >= -1e-7 * curve[0]).all(), name
 
 
-def test_whole_models_scale_the_losses_of_their_part(
-    calibrated: tuple[Path, Path, Path],
-) -> None:
-    directory, _, stats = calibrated
-    checkpoint = open_checkpoint(directory)
+def test_whole_models_scale_the_losses_of_their_part(opened: Opened) -> None:
+    checkpoint, stats, measured = opened
     dense = checkpoint.layout
-    measured = check_stats(stats, dense, checkpoint.identity)
     probed, whole = read_probes(stats, dense, measured), read_whole(stats, measured)
     losses = read_losses(stats, dense, measured)
     same = whole_sequences(probed.shape[2])
@@ -148,12 +147,10 @@ def test_a_plan_needs_what_was_calibrated_for(
 
 
 def test_a_sequence_that_no_quadratic_form_describes_makes_no_layer_dear(
-    calibrated: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory, _, stats = calibrated
-    checkpoint = open_checkpoint(directory)
+    checkpoint, stats, measured = opened
     dense = checkpoint.layout
-    measured = check_stats(stats, dense, checkpoint.identity)
     expected = read_losses(stats, dense, measured)
 
     def with_outlier(*of: Any) -> NDArray[np.float32]:

@@ -68,9 +68,12 @@ class TestReading:
         layers = [layer.model_dump(mode="json") for layer in self.plan.layers]
         return [layers[0] | changes, *layers[1:]]
 
-    def test_a_written_plan_is_read_as_it_was(self) -> None:
-        self.path.write_text(self.plan.model_dump_json())
-        assert read_plan(self.path, self.model) == self.plan
+    @pytest.mark.parametrize("align", ["none", "minimal", "measured", "optimal", "predefined"])
+    def test_a_written_plan_is_read_as_it_was(self, align: Any) -> None:
+        """Also by strategies that there were before."""
+        plan = self.plan.model_copy(update={"align": align})
+        self.path.write_text(plan.model_dump_json())
+        assert read_plan(self.path, self.model) == plan
 
     def test_another_models(self) -> None:
         self.refused("plan.json: .*config.json", model_config_sha256="0" * 64)
@@ -119,6 +122,8 @@ class TestReading:
 
     def test_what_is_no_plan(self) -> None:
         self.refused("extra", extra=1)
+        self.refused("version", version=2)
+        self.refused(r"methods\.0", methods=["magic"])
         self.refused("layers.0.key.size", layers=self.section(key={"form": "rotary", "heads": 4}))
         self.path.write_text("{")
         with pytest.raises(PlanError, match=str(self.path)):

@@ -1,7 +1,6 @@
 """Only the run that made OUT.partial removes it. Directories that are not ours stay untouched."""
 
 import errno
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +15,6 @@ from vllm_gac.planning.request import PlanRequest
 from vllm_gac.runs.workspace import check_output, partial_of, workspace
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
-from vllm_gac.steps.compress.compress import compress
-from vllm_gac.steps.convert.import_model import import_model
-from vllm_gac.steps.repair.repair import repair
 
 RUN = {"dtype": "bfloat16"}
 SHARD = "model-00001-of-00003.safetensors"
@@ -132,34 +128,6 @@ def test_what_is_not_ours_is_left_alone(theirs: str, exists: bool, resume: bool,
     if not exists:
         assert "out.partial: " in str(refusal.value)
     assert kept.read_bytes() == before
-
-
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "compress": lambda model, text, out, resume: compress(
-        model, out, PlanRequest(param_ratio=0.8), calibration=[text], progress=False, resume=resume
-    ),
-    "import": lambda model, text, out, resume: import_model(
-        model, out, progress=False, resume=resume
-    ),
-    "repair": lambda model, text, out, resume: repair(model, out, progress=False, resume=resume),
-    # It continues without --resume.
-    "calibrate": lambda model, text, out, resume: calibrate(model, [text], out, progress=False),
-}
-
-
-@pytest.mark.parametrize("exists", [False, True])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_no_command_touches_it(command: str, exists: bool, out: Path) -> None:
-    raw = config(intermediate_size=93)
-    if command == "import":
-        raw["per_layer_config"] = {"0": {"intermediate_size": 93}}
-    model, text = write(out.with_name("dense"), raw), write_text(out.with_name("text"))
-    kept = a_file(out.with_name("out.partial"))
-    if exists:
-        out.mkdir()
-    with pytest.raises(CheckpointError, match="out"):
-        COMMANDS[command](model, text, out, resume=True)
-    assert kept.read_text() == "years"
 
 
 def test_work_of_another_command_is_not_continued(out: Path) -> None:
@@ -302,12 +270,6 @@ def test_statistics_that_were_renamed_take_their_leftovers_along(
         assert {path.name for path in tmp_path.iterdir()} == {"dense", "text", "stats"}
     with pytest.raises(DiskError, match="stats: "):
         calibrate(*given, CalibrateRequest(methods=["prune"], max_tokens=256), progress=False)
-
-
-def test_a_record_says_whose_work_it_is(out: Path) -> None:
-    interrupt(out)
-    written = json.loads((out.with_name("out.partial") / "run.json").read_text())
-    assert written == {"workspace": 2, "command": "import", "run": RUN}
 
 
 def changed(run: dict[str, Any], path: str, value: object) -> dict[str, Any]:

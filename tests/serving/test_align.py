@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_padding_keeps_the_served_answers_and_sets_the_size_of_the_cache(model: Path) -> None:
-    """In fp32; tests/alignment/test_bits.py shows that each bit stays if sums are in order."""
+    """In fp32."""
     calls = [(str(model), strategy) for strategy in STRATEGIES]
     served = dict(zip(STRATEGIES, each_in_engine_process(_served, calls), strict=True))
     for strategy, (answered, head_size, cached_tokens) in served.items():

@@ -25,7 +25,7 @@ from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
 from vllm_gac.steps.compress.compress import compress
 from vllm_gac.steps.compress.request import CompressRequest
-from vllm_gac.steps.evaluate.perplexity import evaluate, window_losses
+from vllm_gac.steps.evaluate.perplexity import window_losses
 from vllm_gac.steps.inspect import inspect
 
 # Letters, as in the calibration text.
@@ -117,27 +117,6 @@ def test_budgets_hold_and_the_result_can_be_served(
     assert (out / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     assert (out / "generation_config.json").exists()
     assert bool(logits_of(out).isfinite().all())
-
-
-def test_the_options_choose_the_attention(model: Path, text: Path, tmp_path: Path) -> None:
-    for form, key_group, value_group in (("rotary", 1, 1), ("rotary", 2, 2), ("latent", 1, 2)):
-        layout = compress(
-            model,
-            tmp_path / f"{form}-{key_group}-{value_group}",
-            PlanRequest(
-                param_ratio=0.95,
-                kv_ratio=0.5,
-                key_form=form,
-                key_group=key_group,
-                value_group=value_group,
-            ),
-            calibration=[text],
-            **SMALL,
-        ).layout
-        layer = layout.layers[0]
-        assert (layer.key.form, layer.key.heads, layer.value.heads) == (
-            form, 2 // key_group, 2 // value_group
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -256,14 +235,6 @@ def test_a_plan_in_memory_is_as_good_as_its_file(tmp_path: Path) -> None:
         compress(other, tmp_path / "no", made, progress=False)
 
 
-def test_sliding_window_is_seen_in_calibration_and_evaluation(text: Path, tmp_path: Path) -> None:
-    results = []
-    for name, window in (("full", None), ("window", 16)):
-        raw = config(model_type="mistral", sliding_window=window)
-        results.append(evaluate(write(tmp_path / name, raw), [text], max_tokens=2000))
-    assert results[0] != results[1]
-
-
 class TestRefused:
     """A refused run leaves no files."""
 
@@ -313,12 +284,6 @@ class TestRefused:
         compress(other, tmp_path / "o", calibration=[self.text], **RATIOS, **SMALL)
         self.refused("plan.json", PlanError, plan=tmp_path / "o" / "plan.json")
         calibrate(other, [self.text], tmp_path / "s", FEW, progress=False)
-        self.refused(str(tmp_path / "s"), stats=tmp_path / "s", calibration=())
-
-    def test_a_truncated_statistics_file(self, tmp_path: Path) -> None:
-        calibrate(self.model, [self.text], tmp_path / "s", FEW, progress=False)
-        data = (tmp_path / "s").read_bytes()
-        (tmp_path / "s").write_bytes(data[:-4])
         self.refused(str(tmp_path / "s"), stats=tmp_path / "s", calibration=())
 
 

@@ -77,15 +77,6 @@ def test_every_format_becomes_a_gac_directory(
     }
 
 
-def test_weights_keep_their_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ranks = palu_models.ranks_of([([9, 16], [12, 31])] * 2)
-    written, model = palu_models.palu(GQA, ranks)
-    source = write(tmp_path / "half", written, model, dtype=torch.float16)
-    done = result(capsys, "import", source, tmp_path / "out", "--quiet")
-    assert (done["dtype"], done["tokenizer"]) == ("float16", False)
-    assert {info.dtype for info in tensors(tmp_path / "out")} == {"F16"}
-
-
 def test_a_broken_directory_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,6 @@ from vllm_gac.errors import CheckpointError, HealingError, NotHealedError
 from vllm_gac.healing import train
 from vllm_gac.healing.state_file import write_state
 from vllm_gac.importers.open_any import open_any_format
-from vllm_gac.layout.dims import layout_of
 from vllm_gac.options import options_of
 from vllm_gac.steps.heal.heal import Healed, heal
 from vllm_gac.steps.heal.request import HealRequest
@@ -252,36 +251,6 @@ def test_what_cannot_be_healed_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert "is dense: nothing was lost" in refused(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "WORLD_SIZE is 2, but RANK, LOCAL_RANK" in refused(tmp_path)
-
-
-def test_the_state_of_another_run_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_all(tmp_path)
-
-    def stop(*arguments: Any) -> None:
-        write_state(*arguments)
-        raise Stopped
-
-    monkeypatch.setattr(train, "write_state", stop)
-    for out, rate in (("out", 1e-3), ("other", 2e-3)):
-        with pytest.raises(Stopped):
-            healed(tmp_path, out, learning_rate=rate)
-    with pytest.raises(CheckpointError, match="--resume"):
-        healed(tmp_path, learning_rate=1e-3)
-    with pytest.raises(CheckpointError, match="learning_rate"):
-        healed(tmp_path, learning_rate=0.5, resume=True)
-    state = tmp_path / "out.partial" / "healing.safetensors"
-    shutil.copy(tmp_path / "other.partial" / "healing.safetensors", state)
-    with pytest.raises(CheckpointError, match=r"healing\.safetensors"):
-        healed(tmp_path, learning_rate=1e-3, resume=True)
-
-
-def test_layers_of_the_pair_are_those_of_the_format() -> None:
-    """The models of these tests have what the format knows: latents, factors, odd dims."""
-    layout = layout_of(compressed_config())
-    assert [layer.key.form for layer in layout.layers] == ["rotary", "latent"]
-    assert sum(map(len, (layer.ranks for layer in layout.layers))) == 4
 
 
 def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:

@@ -12,10 +12,8 @@ from tests.alignment.random_models import DEFAULT_ROPE, TOKENS, gac_config
 from tests.importers import low_rank_models, palu_models, tools
 from tests.support import dense_models
 from tests.support.command import error, result
-from tests.support.hub import files_of
 from tests.support.misaligned_models import LAYERS, write_weights
 from vllm_gac.alignment.rules import padded_layout
-from vllm_gac.checkpoint import atomic_files
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.compression.reference_model import logits, reference
@@ -174,50 +172,3 @@ def test_an_unknown_gpu_is_refused_before_anything_is_written(
     said = error(capsys, "repair", model, "--out", tmp_path / "out", "--gpu", "b300")
     assert "b300" in said
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
-
-
-def test_a_stopped_run_is_resumed_to_the_same_bytes(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = repair(model, tmp_path / "whole", progress=False)
-    real, written = atomic_files.write_tensors, []
-
-    def stopped(path: Path, *args: Any) -> None:
-        if written:
-            raise KeyboardInterrupt
-        written.append(path)
-        real(path, *args)
-
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr("vllm_gac.checkpoint.layer_shards.write_tensors", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            repair(model, out, progress=False)
-    assert not out.exists()
-    with pytest.raises(CheckpointError, match="--resume"):
-        repair(model, out, progress=False)
-    other = RepairRequest(strategy="measured")
-    with pytest.raises(CheckpointError, match="strategy"):
-        repair(model, out, other, resume=True, progress=False)
-    resumed = repair(model, out, resume=True, progress=False)
-    assert resumed == whole
-    assert files_of(out) == files_of(tmp_path / "whole")
-
-
-def test_a_run_stopped_after_the_renaming_only_cleans_up(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(directory: Path) -> None:
-        raise KeyboardInterrupt
-
-    done = repair(model, tmp_path / "whole", progress=False)
-    with monkeypatch.context() as patch:
-        patch.setattr("vllm_gac.runs.workspace._remove", stop)
-        with pytest.raises(KeyboardInterrupt):
-            repair(model, tmp_path / "out", progress=False)
-    other = RepairRequest(strategy="measured")
-    with pytest.raises(CheckpointError, match="strategy"):
-        repair(model, tmp_path / "out", other, resume=True, progress=False)
-    again = repair(model, tmp_path / "out", resume=True, progress=False)
-    assert again == done
-    assert not (tmp_path / "out.partial").exists()
