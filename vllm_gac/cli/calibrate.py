@@ -3,17 +3,16 @@
 import argparse
 
 from vllm_gac.cli.options import (
-    MODEL,
     TEXTS,
     Verbs,
     add_device,
     add_json,
+    add_model,
     add_options,
-    add_revision,
+    add_texts,
     device_arguments,
     path,
     request_of,
-    text_file,
 )
 from vllm_gac.cli.output import named, print_json, quoted
 from vllm_gac.errors.sanitize import one_line
@@ -28,16 +27,9 @@ def add_parser(verbs: Verbs) -> None:
         description="Run text through the dense MODEL, layer by layer. A run that was stopped "
         "goes on where it was when the same command is given again.",
     )
-    parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
-    add_revision(parser)
-    parser.add_argument(
-        "--text",
-        nargs="+",
-        type=text_file,
-        default=(),
-        metavar="FILE",
-        help=f"{TEXTS}; default: Python code that comes with vllm-gac",
-    )
+    add_model(parser)
+    default = "default: Python code that comes with vllm-gac"
+    add_texts(parser, "--text", f"{TEXTS}; {default}", default=())
     parser.add_argument("--out", type=path, required=True, metavar="STATS.safetensors")
     add_options(CalibrateRequest, {"": parser, "run": parser})
     add_device(parser)

@@ -11,17 +11,17 @@ from vllm_gac.cli.options import (
     TEXTS,
     Verbs,
     add_device,
-    add_json,
     add_options,
+    add_out,
     add_planning,
-    add_restart,
+    add_resume,
     add_revision,
+    add_texts,
     device_arguments,
     given,
     path,
     plan_request,
     request_of,
-    text_file,
 )
 from vllm_gac.cli.output import named, print_json, print_layers, quoted, serve_hint
 from vllm_gac.options import options_of
@@ -56,21 +56,17 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
     # First what most users need; sections follow with the rest.
-    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="output directory")
+    add_out(parser)
     keep = add_planning(parser, _MOVED_TO_PLAN)
-    parser.add_argument(
+    add_texts(
+        parser,
         "--calibration",
-        nargs="+",
-        type=text_file,
-        metavar="FILE",
-        help=f"to calibrate on: {TEXTS}; default: Python code that comes with vllm-gac",
+        f"to calibrate on: {TEXTS}; default: Python code that comes with vllm-gac",
     )
-    parser.add_argument(
+    add_texts(
+        parser,
         "--held-out",
-        nargs="+",
-        type=text_file,
-        metavar="FILE",
-        help="text that is not calibrated on, to measure what --max-loss limits: up to five models "
+        "text that is not calibrated on, to measure what --max-loss limits: up to five models "
         "are written and measured, and the best within it stays; 131072 tokens at most are read",
     )
     keep.add_argument(
@@ -90,9 +86,8 @@ def add_parser(verbs: Verbs) -> None:
     )
     add_options(CompressRequest, {"run": how}, ("sequence_length",))
     add_device(how)
-    add_restart(how)
-    add_json(how)
-    parser.set_defaults(run=run, hint="; the same command with --resume goes on from here")
+    add_resume(parser, how)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

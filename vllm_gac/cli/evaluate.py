@@ -6,19 +6,19 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from vllm_gac.cli.options import (
-    MODEL,
-    TEXTS,
     Verbs,
+    add_device,
     add_json,
-    add_revision,
-    add_run,
+    add_model,
+    add_option,
+    add_texts,
+    device_arguments,
     given,
     path,
-    run_arguments,
-    text_file,
 )
 from vllm_gac.cli.output import print_json
 from vllm_gac.errors.sanitize import sanitize
+from vllm_gac.options import Option
 
 if TYPE_CHECKING:
     from vllm_gac.steps.evaluate.compare import Comparison
@@ -33,11 +33,8 @@ def add_parser(verbs: Verbs) -> None:
         description="Perplexity of MODEL on text files, by the fp32 reference or by vLLM. Both "
         "predict the same tokens after the same tokens.",
     )
-    parser.add_argument("directory", type=path, metavar="MODEL", help=MODEL)
-    add_revision(parser)
-    parser.add_argument(
-        "--text", nargs="+", type=text_file, required=True, metavar="FILE", help=TEXTS
-    )
+    add_model(parser, "directory")
+    add_texts(parser, "--text", required=True)
     parser.add_argument(
         "--against",
         type=path,
@@ -65,7 +62,11 @@ def add_parser(verbs: Verbs) -> None:
         metavar="DTYPE",
         help="of vLLM's KV cache, e.g. fp8; with --engine vllm",
     )
-    add_run(parser)
+    most = "use at most N tokens, as many of each text; default: all"
+    add_option(parser, "max_tokens", Option(("--max-tokens",), most, "count"))
+    length = "tokens per sequence; default: 512"
+    add_option(parser, "sequence_length", Option(("--sequence-length",), length, "count"))
+    add_device(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
     from vllm_gac.errors import CheckpointError
 
-    perplexity = _perplexity(args, run_arguments(args) | {"revision": args.revision})
+    perplexity = _perplexity(args, _how(args) | {"revision": args.revision})
     if not math.isfinite(perplexity.perplexity):
         raise CheckpointError(
             f"{args.directory}: perplexity is {perplexity.perplexity}; "
@@ -109,7 +110,7 @@ def _compare(args: argparse.Namespace) -> int:
         args.text,
         revision=args.revision,
         against_revision=args.against_revision,
-        **run_arguments(args),
+        **_how(args),
     )
     if args.json:
         print_json(dataclasses.asdict(comparison))
@@ -145,4 +146,8 @@ def _perplexity(args: argparse.Namespace, options: dict[str, Any]) -> "Perplexit
         return evaluate_engine(args.directory, args.text, **options)
     from vllm_gac.steps.evaluate.perplexity import evaluate
 
-    return evaluate(args.directory, args.text, revision=args.revision, **run_arguments(args))
+    return evaluate(args.directory, args.text, **options)
+
+
+def _how(args: argparse.Namespace) -> dict[str, Any]:
+    return given(args, "max_tokens", "sequence_length") | device_arguments(args)

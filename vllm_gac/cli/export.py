@@ -2,7 +2,7 @@
 
 import argparse
 
-from vllm_gac.cli.options import MODEL, Verbs, add_json, add_restart, add_revision, path
+from vllm_gac.cli.options import Verbs, add_model, add_out, add_quiet, add_resume
 from vllm_gac.cli.output import print_json, print_layers
 
 
@@ -16,13 +16,11 @@ def add_parser(verbs: Verbs) -> None:
         "plain model if all layers are alike. Numbers of heads and MLP widths may differ; latent "
         "keys, smaller heads and low rank are refused.",
     )
-    parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
-    add_revision(parser)
-    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="output directory")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    add_restart(parser)
-    add_json(parser)
-    parser.set_defaults(run=run, hint="; the same command with --resume goes on from here")
+    add_model(parser)
+    add_out(parser)
+    add_quiet(parser)
+    add_resume(parser)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

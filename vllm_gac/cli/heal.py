@@ -6,18 +6,16 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from vllm_gac.cli.options import (
-    MODEL,
-    TEXTS,
     Verbs,
     add_device,
-    add_json,
+    add_model,
     add_options,
-    add_restart,
-    add_revision,
+    add_out,
+    add_resume,
+    add_texts,
     device_arguments,
     path,
     request_of,
-    text_file,
 )
 from vllm_gac.cli.output import print_json, print_table, serve_hint
 from vllm_gac.steps.heal.request import HealRequest
@@ -35,30 +33,24 @@ def add_parser(verbs: Verbs) -> None:
         "predicts, and write it to the new directory DIR with the same dims. The best weights on "
         "held-out text are written; if none are better than those of MODEL, nothing is.",
     )
-    parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
-    add_revision(parser)
+    add_model(parser)
     parser.add_argument(
         "--teacher", type=path, required=True, metavar="TEACHER", help="the dense model, likewise"
     )
     parser.add_argument(
         "--teacher-revision", metavar="REVISION", help="its branch, tag or commit on the Hub"
     )
-    parser.add_argument(
-        "--text", nargs="+", type=text_file, required=True, metavar="FILE", help=TEXTS
-    )
-    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="output directory")
-    parser.add_argument(
+    add_texts(parser, "--text", required=True)
+    add_out(parser)
+    add_texts(
+        parser,
         "--held-out",
-        nargs="+",
-        type=text_file,
-        metavar="FILE",
-        help="other text, which is only measured; default: sequences of --text that are set aside",
+        "other text, which is only measured; default: sequences of --text that are set aside",
     )
     add_options(HealRequest, {"": parser})
     add_device(parser)
-    add_restart(parser)
-    add_json(parser)
-    parser.set_defaults(run=run, hint="; the same command with --resume goes on from here")
+    add_resume(parser)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,9 +4,9 @@ import argparse
 
 from vllm_gac.cli.options import (
     Verbs,
-    add_json,
     add_options,
-    add_restart,
+    add_quiet,
+    add_resume,
     add_revision,
     path,
     request_of,
@@ -41,10 +41,9 @@ def add_parser(verbs: Verbs) -> None:
         "--base-revision", metavar="REVISION", help="the same as --revision, of --base"
     )
     add_options(ImportRequest, {"": parser})
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    add_restart(parser)
-    add_json(parser)
-    parser.set_defaults(run=run, hint="; the same command with --resume goes on from here")
+    add_quiet(parser)
+    add_resume(parser)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import argparse
 import logging
 from typing import TYPE_CHECKING
 
-from vllm_gac.cli.options import MODEL, Verbs, add_json, add_revision, path
+from vllm_gac.cli.options import Verbs, add_json, add_model
 from vllm_gac.cli.output import print_json, print_layers
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     old = verbs.add_parser("verify")  # without help, so that --help does not list it
     for each, verb in ((parser, run), (old, _run_verify)):
-        each.add_argument("directory", type=path, metavar="MODEL", help=MODEL)
-        add_revision(each)
+        add_model(each, "directory")
         add_json(each)
         each.set_defaults(run=verb)
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.options import (
     BUDGETS,
-    MODEL,
     Verbs,
     add_json,
+    add_model,
     add_planning,
-    add_revision,
     given,
     path,
     plan_request,
@@ -33,8 +32,7 @@ def add_parser(verbs: Verbs) -> None:
         "give the written plan to compress --plan. Without --stats the plan goes by what "
         "other models lose, the same in every layer.",
     )
-    parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
-    add_revision(parser)
+    add_model(parser)
     parser.add_argument(
         "--stats", type=path, metavar="STATS.safetensors", help="what calibrate has measured of it"
     )

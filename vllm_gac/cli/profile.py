@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_gac.cli.options import Verbs, add_json, path
+from vllm_gac.cli.options import Verbs, add_json, add_quiet, path
 from vllm_gac.cli.output import print_json
 from vllm_gac.errors import GacError, ProfileError
 
@@ -37,7 +37,7 @@ def add_parser(verbs: Verbs) -> None:
         "parts first: for a profile of before FP8 times, or where time is short",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes, in about a minute")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_quiet(parser)
     add_json(parser)
     parser.set_defaults(run=run, hint="; nothing was written")
 

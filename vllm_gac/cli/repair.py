@@ -5,13 +5,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm_gac.cli.options import (
-    MODEL,
     Verbs,
-    add_json,
+    add_model,
     add_options,
-    add_restart,
-    add_revision,
-    path,
+    add_out,
+    add_quiet,
+    add_resume,
     request_of,
 )
 from vllm_gac.cli.output import print_json, print_table, serve_hint
@@ -30,14 +29,12 @@ def add_parser(verbs: Verbs) -> None:
         "and ranks padded with zeros, which changes no logit. vLLM does the same in memory: "
         "--model-loader-extra-config '{\"align\": STRATEGY}', which is minimal by default.",
     )
-    parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
-    add_revision(parser)
-    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="output directory")
+    add_model(parser)
+    add_out(parser)
     add_options(RepairRequest, {"": parser})
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    add_restart(parser)
-    add_json(parser)
-    parser.set_defaults(run=run, hint="; the same command with --resume goes on from here")
+    add_quiet(parser)
+    add_resume(parser)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
