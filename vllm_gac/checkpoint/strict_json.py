@@ -50,11 +50,8 @@ def parse_json(
             raise error(f"{where}: {literal[:40]} is too large for a number")
         return value
 
-    constants: list[float] = []
-
     def constant(name: str) -> float:
-        constants.append(float(name))
-        return constants[-1]
+        raise error(f"{where}: {name} is not JSON; write a number or null")
 
     try:
         parsed = json.loads(
@@ -71,23 +68,6 @@ def parse_json(
         raise error(f"{where}: JSON is nested too deeply") from e
     except ValueError as e:
         raise error(f"{where}: not valid JSON ({e})") from e
-    if constants:
-        place, value = sanitize(_place_of(constants[0], parsed)), json.dumps(constants[0])
-        raise error(f"{where}: {place}: {value} is not JSON; write a number or null")
     if not isinstance(parsed, dict):
         raise error(f"{where}: expected a JSON object, got {type(parsed).__name__}")
     return parsed
-
-
-def _place_of(value: float, parsed: Any) -> str:
-    """The keys that lead to the object `value` within a JSON value, joined by dots."""
-    left = [("", parsed)]
-    while left:
-        place, found = left.pop()
-        if found is value:
-            return place or "the value"
-        if isinstance(found, list):
-            found = dict(enumerate(found))
-        if isinstance(found, dict):
-            left += [(f"{place}.{key}".lstrip("."), part) for key, part in found.items()]
-    return "a value"

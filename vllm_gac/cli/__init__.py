@@ -55,6 +55,7 @@ _REMOVED_OPTIONS = {
     "--sensitivity": "losses of ranks are measured by probes",
     "--whitening": "low-rank linears are made by kfac",
     "--prune-criterion": "MLP channels are chosen by obs",
+    "--format": "the format of a model is recognized",
     "--no-refit": "layers are always refitted",
     "--temperature": "a model is healed at temperature 1",
     "--hidden-weight": "hidden states are not compared",

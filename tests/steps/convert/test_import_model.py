@@ -64,7 +64,7 @@ def test_every_format_becomes_a_gac_directory(
     (source / "chat_template.jinja").write_text("{{ messages }}")
     (source / "modeling_x.py").write_text("raise SystemExit")
     out = tmp_path / "out"
-    done = result(capsys, "import", source, out, "--format", name, "--quiet")
+    done = result(capsys, "import", source, out, "--quiet")
     assert (done["format"], done["dtype"], done["tokenizer"]) == (name, "float32", True)
     assert_same_logits(out, model, "gac")
     assert {path.name for path in out.iterdir()} - {i.file for i in tensors(out)} == {

@@ -7,7 +7,6 @@ run that was killed can be continued, and ends in the same bytes.
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.compression.devices import prepare_device
-from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.options import record_of
 from vllm_gac.planning.plan_file import Plan, planned_layout, read_plan
-from vllm_gac.planning.planner import measured_plan, prior_plan
+from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.calibrate import write_statistics
 from vllm_gac.steps.calibrate.text import described, given_files
@@ -135,7 +133,11 @@ def compress(
         if run.finished:
             return _recorded(run.model, checkpoint)
         if isinstance(inputs.plan, PlanRequest) and inputs.held_out:
-            logger.info(_announced(checkpoint, inputs.plan))
+            logger.info(
+                "one calibration, then up to %d models are written and measured (predicted for %s)",
+                MAX_TRIES,
+                inputs.plan.deployment(),
+            )
         stats, calibrated_on = inputs.stats, None
         if inputs.calibration:
             stats, calibrated_on = run.work / "stats.safetensors", described(calibration)
@@ -184,26 +186,3 @@ def _recorded(out: Path, dense: Checkpoint) -> Compressed:
     source = read_json(out / "config.json")["gac"]["source"]
     measurements = Measurement.of(source), source.get("max_loss")
     return Compressed(dense.layout, planned_layout(dense, plan), plan, *measurements)
-
-
-def _announced(checkpoint: Checkpoint, request: PlanRequest) -> str:
-    """What a run by a loss will cost and gain, before it starts."""
-    gain = "other models would lose more by such a request, so it may not be met"
-    assert request.max_loss is not None
-    with suppress(PlanError):
-        plan = prior_plan(checkpoint, request)
-        if (held := plan.notes.get("bytes")) is not None:
-            what, share = "weights and cache", held["used"] / held["dense"]
-        else:
-            assert plan.nanoseconds is not None
-            what, share = "a step", plan.nanoseconds.used / plan.nanoseconds.dense
-        gain = (
-            f"by what other models lose, {what} may take {share:.0%} of the dense model's "
-            f"{request.minimize}"
-        )
-    sought = "fastest" if request.minimize == "time" else "smallest"
-    return (
-        f"the {sought} model whose perplexity is at most {request.max_loss:.2%} higher: one "
-        f"calibration, then up to {MAX_TRIES} models are written and measured; {gain}; "
-        f"this model's own losses decide (predicted for {request.deployment()})"
-    )

@@ -58,8 +58,7 @@ def import_model(
         source: A model directory, its id on the Hub, or a file with a state dict. Of the Hub,
             only safetensors are fetched.
         out: The directory to write; it appears only when it is complete.
-        request: The format that `source` must have, and the dtype to store. None: an
-            `ImportRequest` without any option.
+        request: The dtype to store. None: that of the matrices.
         revision: A branch, tag or commit of a `source` on the Hub. None: main.
         base: Directory of the model before compression, or its id on the Hub. The tokenizer and the
             generation config are copied from there, and config.json if `source` is a file. None:
@@ -73,7 +72,7 @@ def import_model(
         tokenizer.
 
     Raises:
-        CheckpointError: `source` is broken, is not in the request's format, or needs no conversion.
+        CheckpointError: `source` is broken, or needs no conversion.
         DiskError: `out` exists, or the disk is full.
 
     Examples:
@@ -102,8 +101,6 @@ def import_model(
             f"{source}: a dense {family.name} in state dicts is compressed as it is; to serve it, "
             "make safetensors of it with transformers' save_pretrained, which keeps fused tensors"
         )
-    if request.format not in ("auto", model.format):
-        raise CheckpointError(f"{source}: is in the format {model.format}, not {request.format}")
     for fault in faults(model):
         raise CheckpointError(fault)
     beside = base or model.directory

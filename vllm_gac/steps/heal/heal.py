@@ -42,9 +42,6 @@ from vllm_gac.version import version
 
 logger = logging.getLogger(__name__)
 
-# In nats per token. What is less is the rounding of weights to 16 bits.
-_NOTHING_LOST = 1e-5
-
 
 @dataclass(frozen=True, slots=True)
 class Healed:
@@ -242,31 +239,12 @@ def _announcement(
 
 def _no_better(student: Checkpoint, guard: Guard, steps: Schedule, length: int) -> str:
     """What happened, and what to do."""
-    before, finite = guard.before, [point for point in guard.curve if math.isfinite(point[1])]
-    nothing = f"{student.directory}: has not become better, so nothing was written"
-    if before.divergence < _NOTHING_LOST:
-        return (
-            f"{nothing}: it predicts what its teacher does, up to {before.divergence:.1g} nats per "
-            "token of the held-out text; nothing is left to heal"
-        )
-    _, divergence, loss = min(finite, key=lambda point: point[1], default=(0, math.inf, math.inf))
-    if not finite:
-        what = "its divergence from the teacher is not finite"
-    elif divergence < before.divergence:
-        what = (
-            f"it diverges less from the teacher, by {divergence:.4g} nats per token of the "
-            f"held-out text instead of {before.divergence:.4g}, but predicts that text worse: a "
-            f"loss of {loss:.4g}, {before.loss:.4g} before"
-        )
-    else:
-        what = (
-            f"it diverges from the teacher by {divergence:.4g} nats per token of the held-out text "
-            f"at best, and by {before.divergence:.4g} before"
-        )
-    tokens = steps.steps * steps.batch * length
+    best = min((d for _, d, _ in guard.curve if math.isfinite(d)), default=math.inf)
     return (
-        f"{nothing}: after training on {tokens:,} tokens at a learning rate of "
-        f"{steps.learning_rate:g}, {what}; give more --tokens and other text, or a lower "
+        f"{student.directory}: has not become better, so nothing was written: it diverged from the "
+        f"teacher by {guard.before.divergence:.4g} nats per token of the held-out text, and by "
+        f"{best:.4g} at best in training on {steps.steps * steps.batch * length:,} tokens at a "
+        f"learning rate of {steps.learning_rate:g}; give more --tokens and other text, or a lower "
         "--learning-rate"
     )
 
