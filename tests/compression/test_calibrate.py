@@ -20,6 +20,7 @@ from vllm_gac.compression.reference_model import embed, layer_forward, layer_wei
 from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.compression.statistics_writer import StatsFile
 from vllm_gac.errors import CheckpointError, VersionError
+from vllm_gac.layout.dims import ValueLayout
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
 from vllm_gac.texts.token_text import calibration_sequences
@@ -154,8 +155,11 @@ def test_statistics_without_neighbours_do_not_merge_values(
 ) -> None:
     calibrate(model, [text], tmp_path / "stats", replace(RUN, methods=ALONE), progress=False)
     checkpoint = open_checkpoint(model)
-    with pytest.raises(CheckpointError, match="for 1 value heads at a time, 2 are to be made one"):
-        check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.identity, value_group=2)
+    dense = checkpoint.layout
+    merged = replace(dense.layers[0], value=ValueLayout(1, 16))
+    target = replace(dense, layers=(merged,) * 2)
+    with pytest.raises(CheckpointError, match="for 1 value heads at a time, 2"):
+        check_stats(tmp_path / "stats", dense, checkpoint.identity, target)
 
 
 def test_an_existing_file_and_a_model_that_cannot_be_calibrated_are_refused(

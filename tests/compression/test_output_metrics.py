@@ -186,9 +186,11 @@ def test_what_was_calibrated_for_no_low_rank_factorizes_nothing(
 ) -> None:
     calibrate(model, [text], tmp_path / "heads", replace(RUN, methods=("heads",)), progress=False)
     checkpoint = open_checkpoint(model)
-    dense = (checkpoint.layout, checkpoint.identity)
-    with pytest.raises(CheckpointError, match=r"nothing is known of the output of mlp\.up_proj"):
-        check_stats(tmp_path / "heads", *dense, factorized=["mlp.up_proj"])
+    dense = checkpoint.layout
+    factorized = replace(dense.layers[0], ranks=MappingProxyType({"self_attn.q_proj": 8}))
+    target = replace(dense, layers=(factorized,) * 2)
+    with pytest.raises(CheckpointError, match=r"output of self_attn\.q_proj"):
+        check_stats(tmp_path / "heads", dense, checkpoint.identity, target)
 
 
 def test_the_reference_of_a_layer_needs_two_tokens(model: Path, text: Path, tmp_path: Path) -> None:

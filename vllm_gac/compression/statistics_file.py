@@ -49,6 +49,8 @@ from vllm_gac.compression.measured import (
     WHOLE,
     LayerStats,
     Measured,
+    covariances_of,
+    making,
     metrics_of,
     to_measure,
 )
@@ -70,9 +72,7 @@ def check_stats(
     path: Path,
     layout: ModelLayout,
     identity: Mapping[str, str],
-    value_group: int = 1,
-    needed: Sequence[str] = (),
-    factorized: Sequence[str] = (),
+    target: ModelLayout | None = None,
 ) -> Measured:
     """Check the statistics at `path`, and return what they are.
 
@@ -80,9 +80,7 @@ def check_stats(
         path: The statistics file.
         layout: The dense model's layout.
         identity: The dense model's; older statistics know its config.json only.
-        value_group: How many value heads are to be merged into one.
-        needed: The linear layers whose input covariances are needed.
-        factorized: The linear layers whose metrics are needed.
+        target: What is to be made of the model; None: nothing that is known yet.
 
     Raises:
         CheckpointError: The statistics are unreadable, incomplete, of another model, or lack what
@@ -109,6 +107,8 @@ def check_stats(
         measured = Measured.of(metadata)
     except ValueError as e:
         raise CheckpointError(f"{path}: metadata: {e}; calibrate again") from e
+    used = making(layout, target) if target else []
+    needed, factorized = covariances_of(used), metrics_of(used)
     if missing := [name for name in needed if name not in measured.covariances]:
         raise CheckpointError(
             f"{path}: calibrated for {metadata['methods']}, so that nothing is known of the "
@@ -119,7 +119,8 @@ def check_stats(
             f"{path}: calibrated for {metadata['methods']}, so that nothing is known of the output "
             f"of {', '.join(factorized)}, which the plan factorizes; calibrate again with --method"
         )
-    if measured.value_group % value_group:
+    groups = [layout.kv_heads_per(layer.value) for layer in target.layers] if target else [1]
+    if measured.value_group % (value_group := max(groups)):
         raise CheckpointError(
             f"{path}: measured for {measured.value_group} value heads at a time, {value_group} are "
             "to be made one; calibrate again"

@@ -137,17 +137,7 @@ def _kept(plan: Plan | PlanRequest, dense: ModelLayout, layout: ModelLayout | No
 
 def _stats_record(path: Path, checkpoint: Checkpoint, layout: ModelLayout | None) -> dict[str, Any]:
     """What identifies statistics. Raises GacError unless they suffice for the `layout`, if any."""
-    dense = checkpoint.layout
-    needed: dict[str, Any] = {}
-    if layout is not None:
-        used = making(dense, layout)
-        merged = max(dense.kv_heads_per(layer.value) for layer in layout.layers)
-        needed = {
-            "value_group": merged,
-            "needed": covariances_of(used),
-            "factorized": metrics_of(used),
-        }
-    measured = check_stats(path, dense, checkpoint.identity, **needed)
+    measured = check_stats(path, checkpoint.layout, checkpoint.identity, layout)
     return {**measured.metadata, "file": size_and_time(path)}
 
 

@@ -10,13 +10,7 @@ from vllm_gac.checkpoint.atomic_files import write_json
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.compression.measured import (
-    Measured,
-    covariances_of,
-    making,
-    metrics_of,
-    shrink_covariances,
-)
+from vllm_gac.compression.measured import Measured, shrink_covariances
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.reference_model import reference
@@ -51,14 +45,7 @@ def write_compressed(
     dense, layout = checkpoint.layout, planned_layout(checkpoint, plan)
     measured: Measured | None = None
     if stats:
-        used = making(dense, layout)
-        measured = check_stats(
-            stats,
-            dense,
-            checkpoint.identity,
-            needed=covariances_of(used),
-            factorized=metrics_of(used),
-        )
+        measured = check_stats(stats, dense, checkpoint.identity, layout)
         tokens = read_tokens(stats, measured, dense, checkpoint.config.max_position_embeddings)
     inv_freq = inverse_frequencies(checkpoint.config.rope, dense.head_dim).to(device)
 
