@@ -172,7 +172,7 @@ def test_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert main(["inspect", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "format      gac (compressed by vllm-gac)"
+    assert lines[0] == "format      gac"
     assert lines[-3:] == [
         "layers  keys           values  MLP width  ranks",
         "0       rotary 2 x 12  1 x 24  40         down_proj 8",

@@ -10,8 +10,7 @@ from vllm_gac.compression.reference_model import Reference, logits, reference_of
 from vllm_gac.healing import distillation
 from vllm_gac.healing.distillation import Distillation, Model
 from vllm_gac.healing.processes import Processes
-from vllm_gac.healing.student import Student, is_trained
-from vllm_gac.healing.teacher import Teacher
+from vllm_gac.healing.student import Student, Teacher, is_trained
 from vllm_gac.layout.dims import ModelLayout, layout_of
 
 

@@ -12,18 +12,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FORMATS = {
-    "gac": "compressed by vllm-gac",
-    "dense": "shapes as config.json says",
-    "hf-pruned": "shapes read from the tensors, config.json differs",
-    "palu": "k_proj and v_proj factorized by head group, by PaLU",
-    "asvd": "factorized by ASVD",
-    "svd-llm": "factorized by SVD-LLM",
-    "low-rank": "factorized, as LowRankArena exports it",
-    "per-layer-config": "each layer's dims in config.json's per_layer_config",
-    "block-configs": "each layer's dims in config.json's block_configs",
-}
-
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb."""
@@ -55,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         verified = {} if verification is None else verification.as_json()
         print_json(inspection.as_json() | verified)
         return 0
-    print(f"format      {inspection.format} ({_FORMATS[inspection.format]})")
+    print(f"format      {inspection.format}")
     print(f"parameters  {inspection.parameters:,}")
     print(f"KV cache    {inspection.kv_bytes_per_token:,} bytes per token, 16-bit")
     print(f"aligned     {inspection.aligned_dims} of {inspection.dims} dims are multiples of 8")

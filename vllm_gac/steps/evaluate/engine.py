@@ -56,59 +56,18 @@ def evaluate_engine(
     CheckpointError if vLLM cannot run `model`.
     """
     _configure_vllm()
-    import vllm  # noqa: F401 - if it is missing, this says so before the model is read
+    # Before the model is read: vLLM may be missing.
+    from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
 
     model = model_directory(model, revision)
     checkpoint = checked(model)
     length = min(sequence_length, checkpoint.config.max_position_embeddings)
     tokens, by_text = window_batches(model, texts, length=length, max_tokens=max_tokens)
-    losses = engine_losses(
-        model,
-        checkpoint,
-        tokens,
-        length,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        progress=progress,
-    )
-    return Perplexity(*exp_of_mean(sum(losses), tokens), by_text)
-
-
-def engine_losses(
-    model: Path,
-    checkpoint: Checkpoint,
-    tokens: Sequence[torch.Tensor],
-    length: int,
-    *,
-    quantization: str | None = None,
-    kv_cache_dtype: str = "auto",
-    eager: bool = False,
-    progress: bool = False,
-) -> list[float]:
-    """The loss in nats of each window, summed over its predicted tokens, by vLLM.
-
-    Args:
-        model: Directory of `checkpoint`.
-        checkpoint: What `checked` returned for it.
-        tokens: Batches of windows, [windows, at most `length`].
-        length: Tokens of the longest window.
-        quantization: As vLLM's --quantization.
-        kv_cache_dtype: As vLLM's --kv-cache-dtype.
-        eager: Whether nothing is compiled on a GPU either, which starts sooner.
-        progress: Whether to show a progress bar on stderr.
-
-    Raises:
-        CheckpointError: vLLM cannot run the model.
-        ModuleNotFoundError: vLLM is not installed.
-    """
-    _configure_vllm()
-    from vllm import LLM, SamplingParams
-    from vllm.platforms import current_platform
-
     for batch in tokens:
         refuse_unknown_tokens(checkpoint.layout, batch)
     score = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
-    eager = eager or current_platform.is_cpu()
+    eager = current_platform.is_cpu()
     # vLLM compiles its sampler even if the model is not compiled, which takes a CPU half a minute.
     uncompiled = torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext()
     try:
@@ -123,11 +82,13 @@ def engine_losses(
                 **arguments,
             )
             bar = tqdm(tokens, desc="evaluate", disable=not progress)
-            return [loss for batch in bar for loss in _negative_log_likelihoods(llm, score, batch)]
+            losses = [_negative_log_likelihood(llm, score, batch) for batch in bar]
     except GacError:
         raise
     except Exception as e:  # vLLM raises many types; VLLM_LOGGING_LEVEL=INFO shows its log
         raise CheckpointError(f"{model}: vLLM cannot run it ({type(e).__name__}: {e})") from e
+
+    return Perplexity(*exp_of_mean(sum(losses), tokens), by_text)
 
 
 def _configure_vllm() -> None:
@@ -163,19 +124,11 @@ def _engine_arguments(checkpoint: Checkpoint, length: int) -> dict[str, Any]:
     }
 
 
-def _negative_log_likelihoods(
-    llm: "LLM", score: "SamplingParams", batch: torch.Tensor
-) -> list[float]:
-    """The loss in nats of each of a batch of windows [windows, length], over predicted tokens."""
+def _negative_log_likelihood(llm: "LLM", score: "SamplingParams", batch: torch.Tensor) -> float:
+    """The loss in nats of a batch of windows [windows, length], over predicted tokens."""
     prompts = [{"prompt_token_ids": window} for window in batch.tolist()]
-    return [
-        -float(
-            sum(
-                step[token].logprob
-                for token, step in zip(
-                    output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True
-                )
-            )
-        )
+    return -sum(
+        float(step[token].logprob)
         for output in llm.generate(prompts, score, use_tqdm=False)
-    ]
+        for token, step in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    )

@@ -26,8 +26,7 @@ from vllm_gac.healing.distillation import Distillation, Model
 from vllm_gac.healing.guard import Guard, Score
 from vllm_gac.healing.processes import Processes, distributed_context
 from vllm_gac.healing.schedule import Schedule
-from vllm_gac.healing.student import Student
-from vllm_gac.healing.teacher import Teacher
+from vllm_gac.healing.student import Student, Teacher
 from vllm_gac.healing.train import Healing
 from vllm_gac.options import record_of
 from vllm_gac.runs.workspace import HEALING

@@ -9,16 +9,23 @@ import torch
 
 from vllm_gac.checkpoint.open import Checkpoint, open_dense
 from vllm_gac.checkpoint.writer import fingerprint
+from vllm_gac.compression.reference_model import refuse_unknown_tokens
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.steps.calibrate.text import sha256_of, text_files
 from vllm_gac.steps.heal.request import HealRequest
-from vllm_gac.steps.heal.text import sequences
 from vllm_gac.steps.model_run import refuse_broken
 from vllm_gac.steps.rewritten import refuse_mixed
-from vllm_gac.texts.token_text import vocabulary
+from vllm_gac.texts.token_text import calibration_sequences, vocabulary
+
+# Tokens that are measured: a share of those that are trained on, within limits.
+_HELD_OUT_SHARE = 32
+_MIN_HELD_OUT, _MAX_HELD_OUT = 1 << 12, 1 << 16
+# The tokens of few texts have more characters on average.
+_CHARACTERS_OF_A_TOKEN = 8
+_ALL = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ class HealInputs:
         _check_held_out(held_out_texts, held_out_sums, sums)
         contexts = (model.config.max_position_embeddings for model in (student, dense))
         length = min(request.sequence_length, *contexts)
-        trained, measured = sequences(student, texts, held_out_texts, length, request.tokens)
+        trained, measured = _sequences(student, texts, held_out_texts, length, request.tokens)
         record = {
             "model": fingerprint(student),
             "teacher": fingerprint(dense),
@@ -145,3 +152,47 @@ def _check_held_out(paths: Sequence[Path], sums: Sequence[str], trained: Sequenc
                 "cannot tell whether the model has become better: give other text, or leave out "
                 "--held-out"
             )
+
+
+def _sequences(
+    student: Checkpoint,
+    texts: Sequence[Path],
+    held_out: Sequence[Path],
+    length: int,
+    tokens: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [count, length] to train on, and to measure."""
+    if length < 2:
+        raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
+
+    def read(files: Sequence[Path], max_tokens: int | None) -> torch.Tensor:
+        tokens_read = calibration_sequences(
+            student.directory,
+            files,
+            length=length,
+            max_tokens=_ALL if max_tokens is None else max(max_tokens, length),
+            characters=_ALL if max_tokens is None else max_tokens * _CHARACTERS_OF_A_TOKEN,
+        )
+        refuse_unknown_tokens(student.layout, tokens_read)
+        return tokens_read
+
+    if held_out:
+        rows = read(texts, tokens)
+        return rows, read(held_out, _held_out_tokens(tokens or rows.numel()))
+    rows = read(texts, None if tokens is None else tokens + _held_out_tokens(tokens))
+    count = _held_out_tokens(min(rows.numel(), tokens or rows.numel())) // length
+    count = min(max(count, 1), len(rows) // 2)
+    if not count:
+        raise CheckpointError(
+            f"{', '.join(map(str, texts))}: one sequence of {length} tokens; one to train on and "
+            "one to measure are needed: give longer texts, --held-out or shorter sequences"
+        )
+    # From the middle of each of as many equal parts of the text.
+    measured = [(2 * part + 1) * len(rows) // (2 * count) for part in range(count)]
+    aside = torch.zeros(len(rows), dtype=torch.bool)
+    aside[measured] = True
+    return rows[~aside], rows[aside]
+
+
+def _held_out_tokens(tokens: int) -> int:
+    return min(max(tokens // _HELD_OUT_SHARE, _MIN_HELD_OUT), _MAX_HELD_OUT)
