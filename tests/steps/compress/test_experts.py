@@ -50,15 +50,13 @@ def compressed(dense: Path, text: Path, out: Path, **asked: Any) -> Path:
         {"kv_ratio": 0.6, "value_group": 1, "key_form": "rotary"},
         {"kv_ratio": 0.4, "value_group": 2, "key_form": "rotary"},
         {"kv_ratio": 0.35, "align": "none", "key_form": "rotary"},
-        {"kv_ratio": 0.6, "key_form": "latent"},
-        {"kv_ratio": 0.35, "align": "none", "key_form": "latent"},
     ],
     ids=str,
 )
-def test_every_form_is_transformers_model(
+def test_rotary_keys_are_transformers_model(
     asked: dict[str, Any], dense: Path, text: Path, tmp_path: Path
 ) -> None:
-    """Nothing of compression or of the reference model is used for what transformers computes."""
+    """Latents are in tests/compression/test_densified.py; here each head has a norm of its own."""
     small = open_checkpoint(compressed(dense, text, tmp_path / "out", **asked))
     whole = open_checkpoint(dense).layout
     assert list(faults(small, finite=True)) == []
@@ -67,10 +65,10 @@ def test_every_form_is_transformers_model(
     assert any(layer.key.size < SIZE for layer in small.layout.layers)
     theirs = transformers.Qwen3MoeForCausalLM(transformers.AutoConfig.for_model(**RAW)).eval()
     with torch.inference_mode(), small.reader() as read, open_checkpoint(dense).reader() as before:
-        theirs.load_state_dict(in_transformers(_densified(small, read, before)))
+        theirs.load_state_dict(in_transformers(_densified(small, read)))
         for index, layer in enumerate(theirs.model.layers):
             for name in ("q_norm", "k_norm"):
-                weight = _norm(small, read, before, index, name)
+                weight = _norm(small, read, index, name)
                 getattr(layer.self_attn, name).weight = torch.nn.Parameter(weight)
         got, expected = logits(reference(small), read, TOKENS), theirs(TOKENS).logits
         experts = [name for name in small.tensors if ".mlp." in name]
@@ -80,21 +78,17 @@ def test_every_form_is_transformers_model(
     torch.testing.assert_close(got.log_softmax(-1), expected.log_softmax(-1), rtol=0, atol=2e-4)
 
 
-def _densified(model: Checkpoint, read: Read, before: Read) -> dict[str, torch.Tensor]:
+def _densified(model: Checkpoint, read: Read) -> dict[str, torch.Tensor]:
     """The weights of a dense model that computes the same, but for its norms of heads."""
     dense = {}
     for name in open_checkpoint(model.directory).layout.tensors():
         parts = name.split(".")
         part = parts[4] if "self_attn" in parts else ""
         layer = model.layout.layers[int(parts[2])] if part else None
-        if part.endswith("_norm") or part in ("k_up_proj", "rope_inv_freq"):
+        if part.endswith("_norm") or part == "rope_inv_freq":
             continue
         tensor = read(name)
-        if layer is not None and part == "k_proj" and layer.key.form == "latent":
-            norm = before(name.replace("k_proj", "k_norm"))
-            up = read(name.replace("k_proj", "k_up_proj")) / norm[:, None]
-            tensor = (up @ tensor.view(KV_HEADS, layer.key.size, -1)).flatten(0, 1)
-        elif layer is not None and part in ("q_proj", "k_proj"):
+        if layer is not None and part in ("q_proj", "k_proj"):
             heads = HEADS if part == "q_proj" else KV_HEADS
             places = _places(model, read, int(parts[2])).repeat_interleave(heads // KV_HEADS, 0)
             rows = tensor.view(heads, SIZE, -1)
@@ -114,11 +108,10 @@ def _densified(model: Checkpoint, read: Read, before: Read) -> dict[str, torch.T
     return dense
 
 
-def _norm(model: Checkpoint, read: Read, before: Read, index: int, name: str) -> torch.Tensor:
+def _norm(model: Checkpoint, read: Read, index: int, name: str) -> torch.Tensor:
     """The weights of q_norm or k_norm [heads, SIZE]: 0 where a head has lost a pair."""
     heads = HEADS if name == "q_norm" else KV_HEADS
-    is_rotary = model.layout.layers[index].key.form == "rotary"
-    stored = (read if is_rotary else before)(f"model.layers.{index}.self_attn.{name}.weight")
+    stored = read(f"model.layers.{index}.self_attn.{name}.weight")
     if stored.ndim == 1:
         return stored.expand(heads, -1)
     places = _places(model, read, index)
