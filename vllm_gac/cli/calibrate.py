@@ -2,24 +2,13 @@
 
 import argparse
 
-from vllm_gac.cli.options import (
-    TEXTS,
-    Verbs,
-    add_device,
-    add_json,
-    add_model,
-    add_options,
-    add_texts,
-    device_arguments,
-    path,
-    request_of,
-)
+from vllm_gac.cli import options
 from vllm_gac.cli.output import named, print_json, quoted
 from vllm_gac.errors.sanitize import one_line
 from vllm_gac.steps.calibrate.request import CalibrateRequest
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_parser(verbs: options.Verbs) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "calibrate",
@@ -27,24 +16,24 @@ def add_parser(verbs: Verbs) -> None:
         description="Run text through the dense MODEL, layer by layer. A run that was stopped "
         "goes on where it was when the same command is given again.",
     )
-    add_model(parser)
+    options.add_model(parser)
     default = "default: Python code that comes with vllm-gac"
-    add_texts(parser, "--text", f"{TEXTS}; {default}", default=())
-    parser.add_argument("--out", type=path, required=True, metavar="STATS.safetensors")
-    add_options(CalibrateRequest, {"": parser, "run": parser})
-    add_device(parser)
-    add_json(parser)
+    options.add_texts(parser, "--text", f"{options.TEXTS}; {default}", default=())
+    parser.add_argument("--out", type=options.path, required=True, metavar="STATS.safetensors")
+    options.add_options(CalibrateRequest, {"": parser, "run": parser})
+    options.add_device(parser)
+    options.add_json(parser)
     parser.set_defaults(run=run, hint="; the same command goes on from here")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the statistics and print their path."""
-    request = request_of(args, CalibrateRequest)
+    request = options.request_of(args, CalibrateRequest)
 
     from vllm_gac.steps.calibrate.calibrate import calibrate
 
-    options = {"revision": args.revision, **device_arguments(args)}
-    calibrate(args.model, args.text, args.out, request, **options)
+    how = {"revision": args.revision, **options.device_arguments(args)}
+    calibrate(args.model, args.text, args.out, request, **how)
     model = named(args.model, args.revision)
     if args.json:
         print_json({"out": str(args.out), "bytes": args.out.stat().st_size})

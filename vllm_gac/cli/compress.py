@@ -4,25 +4,8 @@ import argparse
 import logging
 from pathlib import Path
 
+from vllm_gac.cli import options
 from vllm_gac.cli.budgets import print_budgets
-from vllm_gac.cli.options import (
-    BUDGETS,
-    MODEL,
-    TEXTS,
-    Verbs,
-    add_device,
-    add_options,
-    add_out,
-    add_planning,
-    add_resume,
-    add_revision,
-    add_texts,
-    device_arguments,
-    given,
-    path,
-    plan_request,
-    request_of,
-)
 from vllm_gac.cli.output import named, print_json, print_layers, quoted, serve_hint
 from vllm_gac.options import options_of
 from vllm_gac.planning.request import PlanRequest
@@ -46,7 +29,7 @@ _MOVED_TO_PLAN = (
 )
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_parser(verbs: options.Verbs) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "compress",
@@ -54,16 +37,16 @@ def add_parser(verbs: Verbs) -> None:
         description="Compress the dense model in MODEL into the new directory DIR. "
         "DIR appears when it is complete; until then the work is in DIR.partial.",
     )
-    parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
+    parser.add_argument("model", type=options.path, metavar="MODEL", help=options.MODEL)
     # First what most users need; sections follow with the rest.
-    add_out(parser)
-    keep = add_planning(parser, _MOVED_TO_PLAN)
-    add_texts(
+    options.add_out(parser)
+    keep = options.add_planning(parser, _MOVED_TO_PLAN)
+    options.add_texts(
         parser,
         "--calibration",
-        f"to calibrate on: {TEXTS}; default: Python code that comes with vllm-gac",
+        f"to calibrate on: {options.TEXTS}; default: Python code that comes with vllm-gac",
     )
-    add_texts(
+    options.add_texts(
         parser,
         "--held-out",
         "text that is not calibrated on, to measure what --max-loss limits: up to five models "
@@ -71,22 +54,22 @@ def add_parser(verbs: Verbs) -> None:
     )
     keep.add_argument(
         "--plan",
-        type=path,
+        type=options.path,
         metavar="PLAN.json",
         help="what 'vllm-gac plan' has written, instead of budgets and methods; with --held-out, "
         "the loss that it was made for is measured",
     )
     how = parser.add_argument_group("how to run")
-    add_revision(how)
+    options.add_revision(how)
     how.add_argument(
         "--stats",
-        type=path,
+        type=options.path,
         metavar="STATS.safetensors",
         help="what calibrate has measured, instead of --calibration",
     )
-    add_options(CompressRequest, {"run": how}, ("sequence_length",))
-    add_device(how)
-    add_resume(parser, how)
+    options.add_options(CompressRequest, {"run": how}, ("sequence_length",))
+    options.add_device(how)
+    options.add_resume(parser, how)
     parser.set_defaults(run=run)
 
 
@@ -94,15 +77,15 @@ def run(args: argparse.Namespace) -> int:
     """Compress, and print the new sizes beside the old ones."""
     if args.calibration is not None and args.stats is not None:
         args.usage_error("argument --calibration: not allowed with argument --stats")
-    options = options_of(PlanRequest)
-    planning = given(args, *options)
+    known = options_of(PlanRequest)
+    planning = options.given(args, *known)
     if args.plan is not None and planning:
-        flag = options[next(iter(planning))].flags[0]
+        flag = known[next(iter(planning))].flags[0]
         args.usage_error(f"{flag} has no effect with --plan")
-    if args.plan is None and not given(args, *BUDGETS):
+    if args.plan is None and not options.given(args, *options.BUDGETS):
         args.usage_error("give --max-loss, --param-ratio, --kv-ratio or a --plan")
 
-    request = request_of(args, CompressRequest)
+    request = options.request_of(args, CompressRequest)
     _warn_of_deprecated(args)
 
     from vllm_gac.steps.compress.compress import compress
@@ -113,12 +96,12 @@ def run(args: argparse.Namespace) -> int:
     done = compress(
         args.model,
         args.out,
-        args.plan or plan_request(args),
+        args.plan or options.plan_request(args),
         request,
         revision=args.revision,
         resume=args.resume,
-        **device_arguments(args),
-        **given(args, "calibration", "stats", "held_out"),
+        **options.device_arguments(args),
+        **options.given(args, "calibration", "stats", "held_out"),
     )
     dense, layout, reached = done.dense, done.layout, done.max_loss
     if args.json:
@@ -159,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
 def _warn_of_deprecated(args: argparse.Namespace) -> None:
     """Say what replaces options that the next release no longer takes."""
     flags = {name: option.flags[0] for name, option in options_of(PlanRequest).items()}
-    moved = [flags[name] for name in given(args, *_MOVED_TO_PLAN)]
+    moved = [flags[name] for name in options.given(args, *_MOVED_TO_PLAN)]
     if moved:
         logger.warning(
             "%s: the next release takes this in 'vllm-gac plan' alone; give what that writes to "

@@ -5,17 +5,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from vllm_gac.cli.options import (
-    Verbs,
-    add_device,
-    add_json,
-    add_model,
-    add_option,
-    add_texts,
-    device_arguments,
-    given,
-    path,
-)
+from vllm_gac.cli import options
 from vllm_gac.cli.output import print_json
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.options import Option
@@ -25,7 +15,7 @@ if TYPE_CHECKING:
     from vllm_gac.steps.evaluate.perplexity import Perplexity
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_parser(verbs: options.Verbs) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "evaluate",
@@ -33,11 +23,11 @@ def add_parser(verbs: Verbs) -> None:
         description="Perplexity of MODEL on text files, by the fp32 reference or by vLLM. Both "
         "predict the same tokens after the same tokens.",
     )
-    add_model(parser, "directory")
-    add_texts(parser, "--text", required=True)
+    options.add_model(parser, "directory")
+    options.add_texts(parser, "--text", required=True)
     parser.add_argument(
         "--against",
-        type=path,
+        type=options.path,
         metavar="MODEL2",
         help="divide by the perplexity of this model, mostly the dense one, on the same tokens, "
         "and say how alike they predict",
@@ -63,17 +53,17 @@ def add_parser(verbs: Verbs) -> None:
         help="of vLLM's KV cache, e.g. fp8; with --engine vllm",
     )
     most = "use at most N tokens, as many of each text; default: all"
-    add_option(parser, "max_tokens", Option(("--max-tokens",), most, "count"))
+    options.add_option(parser, "max_tokens", Option(("--max-tokens",), most, "count"))
     length = "tokens per sequence; default: 512"
-    add_option(parser, "sequence_length", Option(("--sequence-length",), length, "count"))
-    add_device(parser)
-    add_json(parser)
+    options.add_option(parser, "sequence_length", Option(("--sequence-length",), length, "count"))
+    options.add_device(parser)
+    options.add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the perplexity and the number of tokens that it is the mean over."""
-    engine_options = given(args, "quantization", "kv_cache_dtype")
+    engine_options = options.given(args, "quantization", "kv_cache_dtype")
     if engine_options and args.engine != "vllm":
         flag = next(iter(engine_options)).replace("_", "-")
         args.usage_error(f"--{flag} has no effect without --engine vllm")
@@ -138,16 +128,16 @@ def _print_perplexity(measured: "Perplexity | Comparison") -> None:
     print(f"perplexity {measured.perplexity:.4f} over {measured.tokens:,} tokens{each}")
 
 
-def _perplexity(args: argparse.Namespace, options: dict[str, Any]) -> "Perplexity":
+def _perplexity(args: argparse.Namespace, how: dict[str, Any]) -> "Perplexity":
     if args.engine == "vllm":
         from vllm_gac.steps.evaluate.engine import evaluate_engine
 
-        options |= given(args, "quantization", "kv_cache_dtype")
-        return evaluate_engine(args.directory, args.text, **options)
+        how |= options.given(args, "quantization", "kv_cache_dtype")
+        return evaluate_engine(args.directory, args.text, **how)
     from vllm_gac.steps.evaluate.perplexity import evaluate
 
-    return evaluate(args.directory, args.text, **options)
+    return evaluate(args.directory, args.text, **how)
 
 
 def _how(args: argparse.Namespace) -> dict[str, Any]:
-    return given(args, "max_tokens", "sequence_length") | device_arguments(args)
+    return options.given(args, "max_tokens", "sequence_length") | options.device_arguments(args)

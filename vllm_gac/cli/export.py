@@ -2,11 +2,11 @@
 
 import argparse
 
-from vllm_gac.cli.options import Verbs, add_model, add_out, add_quiet, add_resume
+from vllm_gac.cli import options
 from vllm_gac.cli.output import print_json, print_layers
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_parser(verbs: options.Verbs) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "export",
@@ -16,10 +16,10 @@ def add_parser(verbs: Verbs) -> None:
         "plain model if all layers are alike. Numbers of heads and MLP widths may differ; latent "
         "keys, smaller heads and low rank are refused.",
     )
-    add_model(parser)
-    add_out(parser)
-    add_quiet(parser)
-    add_resume(parser)
+    options.add_model(parser)
+    options.add_out(parser)
+    options.add_quiet(parser)
+    options.add_resume(parser)
     parser.set_defaults(run=run)
 
 

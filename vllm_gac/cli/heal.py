@@ -5,18 +5,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from vllm_gac.cli.options import (
-    Verbs,
-    add_device,
-    add_model,
-    add_options,
-    add_out,
-    add_resume,
-    add_texts,
-    device_arguments,
-    path,
-    request_of,
-)
+from vllm_gac.cli import options
 from vllm_gac.cli.output import print_json, print_table, serve_hint
 from vllm_gac.steps.heal.request import HealRequest
 
@@ -24,7 +13,7 @@ if TYPE_CHECKING:
     from vllm_gac.steps.heal.heal import Healed
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_parser(verbs: options.Verbs) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "heal",
@@ -33,29 +22,33 @@ def add_parser(verbs: Verbs) -> None:
         "predicts, and write it to the new directory DIR with the same dims. The best weights on "
         "held-out text are written; if none are better than those of MODEL, nothing is.",
     )
-    add_model(parser)
+    options.add_model(parser)
     parser.add_argument(
-        "--teacher", type=path, required=True, metavar="TEACHER", help="the dense model, likewise"
+        "--teacher",
+        type=options.path,
+        required=True,
+        metavar="TEACHER",
+        help="the dense model, likewise",
     )
     parser.add_argument(
         "--teacher-revision", metavar="REVISION", help="its branch, tag or commit on the Hub"
     )
-    add_texts(parser, "--text", required=True)
-    add_out(parser)
-    add_texts(
+    options.add_texts(parser, "--text", required=True)
+    options.add_out(parser)
+    options.add_texts(
         parser,
         "--held-out",
         "other text, which is only measured; default: sequences of --text that are set aside",
     )
-    add_options(HealRequest, {"": parser})
-    add_device(parser)
-    add_resume(parser)
+    options.add_options(HealRequest, {"": parser})
+    options.add_device(parser)
+    options.add_resume(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Heal, and print the scores before and after."""
-    request = request_of(args, HealRequest)
+    request = options.request_of(args, HealRequest)
 
     from vllm_gac.steps.heal.heal import heal
 
@@ -69,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         revision=args.revision,
         teacher_revision=args.teacher_revision,
         resume=args.resume,
-        **device_arguments(args),
+        **options.device_arguments(args),
     )
     if os.environ.get("RANK", "0") != "0":
         return 0  # of the processes that torchrun has started, the first one prints

@@ -2,20 +2,12 @@
 
 import argparse
 
-from vllm_gac.cli.options import (
-    Verbs,
-    add_options,
-    add_quiet,
-    add_resume,
-    add_revision,
-    path,
-    request_of,
-)
+from vllm_gac.cli import options
 from vllm_gac.cli.output import print_json, print_layers, quoted, serve_hint
 from vllm_gac.steps.convert.request import ImportRequest
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_parser(verbs: options.Verbs) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "import",
@@ -26,13 +18,16 @@ def add_parser(verbs: Verbs) -> None:
         "DST.partial.",
     )
     parser.add_argument(
-        "source", type=path, metavar="SRC", help="a directory, an id on the Hub, or a state dict"
+        "source",
+        type=options.path,
+        metavar="SRC",
+        help="a directory, an id on the Hub, or a state dict",
     )
-    add_revision(parser)
-    parser.add_argument("out", type=path, metavar="DST", help="the new directory")
+    options.add_revision(parser)
+    parser.add_argument("out", type=options.path, metavar="DST", help="the new directory")
     parser.add_argument(
         "--base",
-        type=path,
+        type=options.path,
         metavar="MODEL",
         help="the model before, a directory or an id on the Hub: take tokenizer, generation config "
         "and, for a state dict, config.json from there",
@@ -40,9 +35,9 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--base-revision", metavar="REVISION", help="the same as --revision, of --base"
     )
-    add_options(ImportRequest, {"": parser})
-    add_quiet(parser)
-    add_resume(parser)
+    options.add_options(ImportRequest, {"": parser})
+    options.add_quiet(parser)
+    options.add_resume(parser)
     parser.set_defaults(run=run)
 
 
@@ -50,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Convert, and print what was written."""
     if args.base_revision is not None and args.base is None:
         args.usage_error("--base-revision has no effect without --base")
-    request = request_of(args, ImportRequest)
+    request = options.request_of(args, ImportRequest)
 
     from vllm_gac.steps.convert.import_model import import_model
     from vllm_gac.steps.inspect import KV_CACHE_BYTES

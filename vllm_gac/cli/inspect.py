@@ -4,7 +4,7 @@ import argparse
 import logging
 from typing import TYPE_CHECKING
 
-from vllm_gac.cli.options import Verbs, add_json, add_model
+from vllm_gac.cli import options
 from vllm_gac.cli.output import print_json, print_layers
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_parser(verbs: options.Verbs) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "inspect", help="show the dims of a model directory; with --verify, check every tensor"
@@ -26,8 +26,8 @@ def add_parser(verbs: Verbs) -> None:
     )
     old = verbs.add_parser("verify")  # without help, so that --help does not list it
     for each, verb in ((parser, run), (old, _run_verify)):
-        add_model(each, "directory")
-        add_json(each)
+        options.add_model(each, "directory")
+        options.add_json(each)
         each.set_defaults(run=verb)
 
 

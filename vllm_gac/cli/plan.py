@@ -4,17 +4,8 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
+from vllm_gac.cli import options
 from vllm_gac.cli.budgets import print_budgets
-from vllm_gac.cli.options import (
-    BUDGETS,
-    Verbs,
-    add_json,
-    add_model,
-    add_planning,
-    given,
-    path,
-    plan_request,
-)
 from vllm_gac.cli.output import named, print_json, print_layers, quoted
 from vllm_gac.options import options_of
 from vllm_gac.planning.request import PlanRequest
@@ -23,7 +14,7 @@ if TYPE_CHECKING:
     from vllm_gac.planning.plan_file import Plan
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_parser(verbs: options.Verbs) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "plan",
@@ -32,24 +23,30 @@ def add_parser(verbs: Verbs) -> None:
         "give the written plan to compress --plan. Without --stats the plan goes by what "
         "other models lose, the same in every layer.",
     )
-    add_model(parser)
+    options.add_model(parser)
     parser.add_argument(
-        "--stats", type=path, metavar="STATS.safetensors", help="what calibrate has measured of it"
+        "--stats",
+        type=options.path,
+        metavar="STATS.safetensors",
+        help="what calibrate has measured of it",
     )
     parser.add_argument(
         "--like",
-        type=path,
+        type=options.path,
         metavar="OTHER",
         help="plan again what another tool planned: aligned dims near those of OTHER, for at most "
         "as many parameters and as much cache, instead of budgets and methods. OTHER is what the "
         "tool made of MODEL, as 'import' takes it, or a JSON file of its ranks, {LINEAR: RANK}",
     )
-    parser.add_argument("--out", type=path, metavar="PLAN.json", help="write the plan here")
+    parser.add_argument("--out", type=options.path, metavar="PLAN.json", help="write the plan here")
     parser.add_argument(
-        "--plot", type=path, metavar="FILE.svg", help="draw the plan here, with the extra plots"
+        "--plot",
+        type=options.path,
+        metavar="FILE.svg",
+        help="draw the plan here, with the extra plots",
     )
-    add_planning(parser)
-    add_json(parser)
+    options.add_planning(parser)
+    options.add_json(parser)
     parser.set_defaults(run=run)
 
 
@@ -68,13 +65,13 @@ def run(args: argparse.Namespace) -> int:
     for file in (args.out, args.plot):
         if file is not None and os.path.lexists(file):
             raise PlanError(f"{file}: exists; remove it or choose another file")
-    given_budgets = given(args, *BUDGETS, "methods")
+    given_budgets = options.given(args, *options.BUDGETS, "methods")
     if args.like is not None and given_budgets:
         flag = options_of(PlanRequest)[next(iter(given_budgets))].flags[0]
         args.usage_error(f"{flag} has no effect with --like, whose budgets and methods are taken")
-    if args.like is None and not given(args, *BUDGETS):
+    if args.like is None and not options.given(args, *options.BUDGETS):
         args.usage_error("give --max-loss, --param-ratio, --kv-ratio, a --latency or --like")
-    request = plan_request(args)
+    request = options.plan_request(args)
     model = model_directory(args.model, args.revision)
     made = plan(model, request, args.stats, like=args.like)
     as_json = made.model_dump(mode="json")

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_gac.cli.options import Verbs, add_json, add_quiet, path
+from vllm_gac.cli import options
 from vllm_gac.cli.output import print_json
 from vllm_gac.errors import GacError, ProfileError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vllm_gac.gpu.profile import GpuProfile
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_parser(verbs: options.Verbs) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "profile",
@@ -25,7 +25,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--out",
-        type=path,
+        type=options.path,
         default=Path("profile.json"),
         metavar="PROFILE.json",
         help="where to write it (profile.json)",
@@ -37,8 +37,8 @@ def add_parser(verbs: Verbs) -> None:
         "parts first: for a profile of before FP8 times, or where time is short",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes, in about a minute")
-    add_quiet(parser)
-    add_json(parser)
+    options.add_quiet(parser)
+    options.add_json(parser)
     parser.set_defaults(run=run, hint="; nothing was written")
 
 

@@ -4,15 +4,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vllm_gac.cli.options import (
-    Verbs,
-    add_model,
-    add_options,
-    add_out,
-    add_quiet,
-    add_resume,
-    request_of,
-)
+from vllm_gac.cli import options
 from vllm_gac.cli.output import print_json, print_table, serve_hint
 from vllm_gac.steps.repair.request import RepairRequest
 
@@ -20,7 +12,7 @@ if TYPE_CHECKING:
     from vllm_gac.steps.repair.report import RepairReport, Size
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_parser(verbs: options.Verbs) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "repair",
@@ -29,11 +21,11 @@ def add_parser(verbs: Verbs) -> None:
         "and ranks padded with zeros, which changes no logit. vLLM does the same in memory: "
         "--model-loader-extra-config '{\"align\": STRATEGY}', which is minimal by default.",
     )
-    add_model(parser)
-    add_out(parser)
-    add_options(RepairRequest, {"": parser})
-    add_quiet(parser)
-    add_resume(parser)
+    options.add_model(parser)
+    options.add_out(parser)
+    options.add_options(RepairRequest, {"": parser})
+    options.add_quiet(parser)
+    options.add_resume(parser)
     parser.set_defaults(run=run)
 
 
@@ -43,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.steps.repair.repair import repair
     from vllm_gac.steps.repair.report import repair_report
 
-    request = request_of(args, RepairRequest)
+    request = options.request_of(args, RepairRequest)
     gpu = request.gpu or (DEFAULT_GPU if request.strategy == "measured" else None)
     if gpu is not None:
         read_profile(gpu)  # report a missing profile before the work, not after it
