@@ -11,7 +11,6 @@ from tests.compression import test_reference_model
 from tests.serving import test_families as served
 from tests.steps.compress import test_compress
 from tests.support.dense_models import YARN_ROPE, config
-from tests.support.imports import ROOT
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.config_keys import LLAMAS_CLASS
 from vllm_gac.layout.dims import layout_of
