@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal, TypeAlias
 
-from vllm_gac.gpu.profile import DecodeTime, Dtype, GpuProfile
+from vllm_gac.gpu.profile import Dtype, GpuProfile
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.rounding import GRANULE
 
@@ -79,8 +79,8 @@ def select(
     prefill, measured = _prefill_kernel(heads, gpu, profile, gathers)
     if not gac_only and stock_takes(heads) and gpu.capability >= (8, 0):
         by_times = None if profile is None else _faster(heads, prefill, profile, gathers)
-        own_sizes = _STOCK_SIZES.get(gpu.capability[0], _STOCK_SIZES[9])
-        if heads.key_size in own_sizes if by_times is None else by_times == STOCK:
+        native_sizes = _STOCK_SIZES.get(gpu.capability[0], _STOCK_SIZES[9])
+        if heads.key_size in native_sizes if by_times is None else by_times == STOCK:
             return Kernels(STOCK, STOCK, STOCK, by_times is not None)
     return None if prefill is None else Kernels(GAC, GAC, prefill, measured)
 
@@ -240,7 +240,7 @@ def _faster(
     gain = _gain_over_stock(heads, prefill, profile, gathers)
     if gain is None:
         return None
-    return STOCK if gain <= 1 + _noise(profile) else GAC
+    return STOCK if gain <= 1 + profile.noise else GAC
 
 
 def _gain_over_stock(
@@ -268,7 +268,8 @@ def _decode_gains(profile: GpuProfile) -> Mapping[Sizes, float]:
     """
     times: dict[Sizes, dict[tuple[str, int, int], float]] = defaultdict(dict)
     for point in profile.decode:
-        if _is_plain(point) and point.key_size == point.value_size and point.dtype == "bf16":
+        is_plain = point.form == "rotary" and point.key_heads == point.value_heads
+        if is_plain and point.key_size == point.value_size and point.dtype == "bf16":
             key = point.kernel, point.batch, point.context
             times[point.key_size, point.value_size][key] = point.microseconds
     gains = {}
@@ -281,11 +282,3 @@ def _decode_gains(profile: GpuProfile) -> Mapping[Sizes, float]:
         if ratios:
             gains[sizes] = math.exp(sum(map(math.log, ratios)) / len(ratios))
     return gains
-
-
-def _is_plain(point: DecodeTime) -> bool:
-    return point.form == "rotary" and point.key_heads == point.value_heads
-
-
-def _noise(profile: GpuProfile | None) -> float:
-    return 0.0 if profile is None else profile.noise

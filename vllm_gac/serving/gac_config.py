@@ -107,8 +107,8 @@ class GacConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes, without config.json as it was read."""
-        found: dict[str, Any] = super().to_dict()
-        return {name: value for name, value in found.items() if name not in (_ORIGINAL, _READ)}
+        attributes: dict[str, Any] = super().to_dict()
+        return {key: value for key, value in attributes.items() if key not in (_ORIGINAL, _READ)}
 
     @property
     def original(self) -> dict[str, Any]:

@@ -123,9 +123,9 @@ def _in_fp8(
     is_quantized: bool,
 ) -> float:
     """Microseconds of linear layers in FP8: whole ones are one GEMM, factors one each."""
-    is_whole = all(linear.rank is None for linear in linears)
+    is_dense = all(linear.rank is None for linear in linears)
     shapes = [(sum(linear.out_size for linear in linears), linears[0].in_size)]
-    if not is_whole:
+    if not is_dense:
         shapes = [shape for linear in linears for shape in linear.matrices]
     time = sum(
         gemm_microseconds(tokens, n, k, profile, is_sustained=is_sustained, dtype="fp8")
@@ -136,7 +136,7 @@ def _in_fp8(
     if is_gated:
         width = linears[0].out_size
         time += pass_microseconds("swiglu", tokens, width, profile)
-        if not is_whole:  # vLLM's SwiGLU takes gate and up beside each other
+        if not is_dense:  # vLLM's SwiGLU takes gate and up beside each other
             time += moving_microseconds(4 * tokens * width, profile)
     return time
 
@@ -198,7 +198,7 @@ class _KernelTimes:
         self.profile = profile
         low_rank: dict[int, list[MeasuredLaunches]] = defaultdict(list)
         for entry in profile.low_rank:
-            if (launches := self._own(entry)).launches:
+            if (launches := self._measured(entry)).launches:
                 low_rank[entry.tokens].append(launches)
         self.factors = LaunchTimes(low_rank, "low-rank linears", profile.gpu)
         swiglu: dict[int, list[MeasuredLaunches]] = defaultdict(list)
@@ -225,7 +225,7 @@ class _KernelTimes:
         ideal = roofline(self.profile).gemm(tokens, 2 * features, width)
         return self.gate_up.microseconds(tokens, ideal)
 
-    def _own(self, entry: LowRankTime) -> MeasuredLaunches:
+    def _measured(self, entry: LowRankTime) -> MeasuredLaunches:
         """What our kernel did in a measurement."""
         tokens, profile = entry.tokens, self.profile
         linears = [

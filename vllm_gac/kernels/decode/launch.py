@@ -166,10 +166,10 @@ def decode_attention(
     )
     kernel: Any = split_kv
     extra: tuple[torch.Tensor, ...] = ()
-    own_constants: dict[str, object] = {"CACHE": row}
+    cache_constants: dict[str, object] = {"CACHE": row}
     if latent is not None:
         kernel, extra = latent_split_kv, (latent.up, latent.inv_freq)
-        own_constants["REBUILT"] = _rebuilt(latent)
+        cache_constants["REBUILT"] = _rebuilt(latent)
     run(
         kernel,
         (programs,),
@@ -190,7 +190,7 @@ def decode_attention(
         *output_strides,
         *extra,
         **constants,
-        **own_constants,
+        **cache_constants,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
     )

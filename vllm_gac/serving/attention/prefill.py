@@ -204,14 +204,14 @@ def prefill_attention(
     if kernel_sizes is None:
         raise GacError(f"{kernel} does not take heads of {layer.sizes} on this GPU")
     kernel_key_size, kernel_value_size = kernel_sizes
-    from_own_tokens = layer.is_plain and kernel_sizes == layer.sizes and not batch.has_past
+    from_step = layer.is_plain and kernel_sizes == layer.sizes and not batch.has_past
     from_pages = layer.reads(kernel, kv_cache.shape[2], quantized)
-    if batch.parts and not from_own_tokens and not from_pages:
+    if batch.parts and not from_step and not from_pages:
         for rows, part in batch.parts:
             part_tensors = query[rows], key[rows], value[rows], kv_cache, part, output[rows]
             prefill_attention(layer, *part_tensors, k_scale, v_scale)
         return
-    if from_own_tokens:
+    if from_step:
         keys, values, context = key, value, _contiguous_context(batch)
     elif from_pages:
         keys = values = kv_cache.transpose(1, 2)  # [block, token, head, row]

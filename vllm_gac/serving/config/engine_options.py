@@ -17,7 +17,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.kernels.gpu_limits import converts_e4m3
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE, FAMILIES, NAMES
-from vllm_gac.serving.loading.decode_fit import check_own_heads, gpu_capability
+from vllm_gac.serving.loading.decode_fit import check_dense_heads, gpu_capability
 from vllm_gac.serving.registration import BACKENDS, refuse_if_unregistered
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def check_gac_on_dense(vllm_config: "VllmConfig") -> None:
             "implement; leave it out"
         )
     _check_attention(vllm_config)
-    check_own_heads(vllm_config)
+    check_dense_heads(vllm_config)
 
 
 def _check_attention(vllm_config: "VllmConfig") -> None:

@@ -45,7 +45,7 @@ def check_decode_kernel(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
         checked.add(attention)
 
 
-def check_own_heads(vllm_config: "VllmConfig") -> None:
+def check_dense_heads(vllm_config: "VllmConfig") -> None:
     """The same for the layers of vLLM's own model, which all have the same heads."""
     model_config, parallel_config = vllm_config.model_config, vllm_config.parallel_config
     kv_heads, size = model_config.get_num_kv_heads(parallel_config), model_config.get_head_size()

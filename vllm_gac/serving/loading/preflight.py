@@ -15,7 +15,7 @@ from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.serving.gac_config import GacConfig
 
-MAX_FAULTS_SHOWN = 5
+MAX_FAULTS = 5
 
 
 def open_to_serve(directory: Path) -> tuple[Format, Checkpoint]:
@@ -87,7 +87,7 @@ def preflight(directory: Path, config: GacConfig) -> Checkpoint:
         # The served config counts, not the file: --hf-overrides may have changed it.
         fields = (getattr(checkpoint, f.name) for f in dataclasses.fields(Checkpoint))
         checkpoint = dataclasses.replace(Checkpoint(*fields), layout=layout)
-    named = list(itertools.islice(faults(checkpoint), MAX_FAULTS_SHOWN))
+    named = list(itertools.islice(faults(checkpoint), MAX_FAULTS))
     if named:
         raise CheckpointError(f"refusing to serve {directory}: {'; '.join(named)}")
     return checkpoint

@@ -20,7 +20,7 @@ from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.serving.loading.preflight import MAX_FAULTS_SHOWN
+from vllm_gac.serving.loading.preflight import MAX_FAULTS
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,7 @@ def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str
         _layers_without_scales(tensors, layout, quantization),
         _unknown_tensors(tensors, layout),
     )
-    named = list(itertools.islice(faults, MAX_FAULTS_SHOWN))
+    named = list(itertools.islice(faults, MAX_FAULTS))
     if named:
         raise CheckpointError(f"refusing to serve {directory}: {'; '.join(named)}")
 

@@ -96,15 +96,15 @@ def add_column_parallel(
         fused = []
     ups = []
     for name, (out_size, in_size) in shapes.items():
-        rank, own_prefix = ranks.get(name), f"{prefix}.{name}"
+        rank, linear_prefix = ranks.get(name), f"{prefix}.{name}"
         if name not in fused:
             linear = parallel_linear(
-                ColumnParallelLinear, in_size, out_size, rank, bias, quant_config, own_prefix
+                ColumnParallelLinear, in_size, out_size, rank, bias, quant_config, linear_prefix
             )
             owner.add_module(name, linear)
             continue
         up = ColumnParallelLinear(
-            ranks[name], out_size, bias=bias, quant_config=quant_config, prefix=f"{own_prefix}.B"
+            ranks[name], out_size, bias=bias, quant_config=quant_config, prefix=f"{linear_prefix}.B"
         )
         owner.add_module(name, UpFactor(up))
         ups.append(up)

@@ -202,7 +202,7 @@ class GacSelfAttention(nn.Module):
             return
         shape = (self.geometry.key_heads, self.layer.key.size // 2)
         self.register_buffer("rope_inv_freq", torch.empty(shape, dtype=torch.float32))
-        set_weight_attrs(self.rope_inv_freq, {"weight_loader": load_own_heads})
+        set_weight_attrs(self.rope_inv_freq, {"weight_loader": load_rank_heads})
 
     def _add_head_scales(self) -> None:
         """Add parameters for the cache's scales of each head.
@@ -276,7 +276,7 @@ class HeadNorm(nn.Module):
         norm_shape = shape if shared else (geometry.key_heads, geometry.key_size)
         self.weight = nn.Parameter(torch.empty(norm_shape), requires_grad=False)
         if not shared:
-            set_weight_attrs(self.weight, {"weight_loader": load_own_heads})
+            set_weight_attrs(self.weight, {"weight_loader": load_rank_heads})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, heads * head_dim] -> [tokens, heads * head_dim or key size]."""
@@ -306,10 +306,10 @@ class KeyUpProjection(nn.Module):
     def __init__(self, heads: int, out_size: int, rank: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(heads, out_size, rank), requires_grad=False)
-        set_weight_attrs(self.weight, {"weight_loader": load_own_heads})
+        set_weight_attrs(self.weight, {"weight_loader": load_rank_heads})
 
 
-def load_own_heads(param: torch.Tensor, loaded: torch.Tensor) -> None:
+def load_rank_heads(param: torch.Tensor, loaded: torch.Tensor) -> None:
     """Weight loader for a tensor [heads, ...]: copies this rank's heads, or the only one."""
     heads = param.shape[0]
     if loaded.shape[0] > 1:
@@ -326,4 +326,4 @@ def load_head_scales(param: torch.Tensor, loaded: torch.Tensor) -> None:
             have, the largest counts, as in vLLM.
     """
     heads = param.shape[0] * get_tensor_model_parallel_world_size()
-    load_own_heads(param, loaded.reshape(heads, -1).amax(1))
+    load_rank_heads(param, loaded.reshape(heads, -1).amax(1))
