@@ -105,9 +105,25 @@ def attend(
         output: [tokens, query heads, value size]; is overwritten.
     """
     if kernel == "xformers":
-        _memory_efficient(
-            query, keys, values, query_starts, max_seqlen_q, context, scale, window, output
-        )
+        # CUTLASS's kernel, which PyTorch ships as an operator. It takes as many key heads as query
+        # heads, so it runs once for the first query head of every key head, and so on.
+        group = query.shape[1] // keys.shape[1]
+        for member in range(group):
+            # The result has no name, so that it is freed before the next launch allocates its own.
+            output[:, member::group] = torch.ops.aten._efficient_attention_forward(
+                query[None, :, member::group],
+                keys[None],
+                values[None],
+                None,
+                query_starts,
+                context.starts,
+                max_seqlen_q,
+                context.longest,
+                0.0,
+                _BOTTOM_RIGHT,
+                scale=scale,
+                window_size=window,
+            )[0][0]
         return
     # Not at the top: vLLM defines the name on GPUs only.
     from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
@@ -160,38 +176,3 @@ def kernel_bytes(
 def _part_bytes(tokens: int, heads: int, value_size: int) -> int:
     """Bytes of one part's result and log-sums, in fp32."""
     return 4 * tokens * heads * (value_size + 1)
-
-
-def _memory_efficient(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    query_starts: torch.Tensor,
-    max_seqlen_q: int,
-    context: ContextLayout,
-    scale: float,
-    window: int | None,
-    output: torch.Tensor,
-) -> None:
-    """xformers' CUTLASS kernel, which PyTorch ships as an operator.
-
-    It takes as many key heads as query heads, so it runs once for the first query head of every key
-    head, once for the second, and so on.
-    """
-    group = query.shape[1] // keys.shape[1]
-    for member in range(group):
-        # The result has no name, so that it is freed before the next launch allocates its own.
-        output[:, member::group] = torch.ops.aten._efficient_attention_forward(
-            query[None, :, member::group],
-            keys[None],
-            values[None],
-            None,
-            query_starts,
-            context.starts,
-            max_seqlen_q,
-            context.longest,
-            0.0,
-            _BOTTOM_RIGHT,
-            scale=scale,
-            window_size=window,
-        )[0][0]

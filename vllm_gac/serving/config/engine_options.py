@@ -22,9 +22,6 @@ from vllm_gac.serving.registration import BACKENDS, refuse_if_unregistered
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
