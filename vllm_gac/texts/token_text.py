@@ -93,6 +93,8 @@ def windows(
 ) -> list[TextWindows]:
     """Split each of `texts` into windows that do not overlap.
 
+    They begin anywhere in the text, as in transformers' perplexity, which is to be comparable.
+
     Args:
         model: The directory of the tokenizer.
         texts: The texts.
@@ -113,12 +115,9 @@ def windows(
     counts = [len(of) for of in ids]
     by_text = []
     for path, of, share in zip(paths, ids, _shares(counts, max_tokens), strict=True):
-        *full, last = split_windows(tokenizer, of[:share], length)
-        if len(last) == length:
-            full, last = [*full, last], last[:0]
-        parts = [torch.stack(full)] if full else []
-        parts += [last[None]] if len(last) > 1 else []
-        by_text.append(TextWindows(as_given(path), parts))
+        in_windows = share // length * length
+        parts = of[:in_windows].view(-1, length), of[None, in_windows:share]
+        by_text.append(TextWindows(as_given(path), [p for p in parts if len(p) and p.shape[1] > 1]))
     if not any(each.windows for each in by_text):
         raise CheckpointError(f"{_names(texts)}: fewer than 2 tokens")
     return by_text
