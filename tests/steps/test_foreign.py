@@ -143,7 +143,7 @@ def test_what_is_not_ours_is_said_and_is_a_fault(
 
 
 @pytest.mark.parametrize("verb", OPENS_A_MODEL)
-@pytest.mark.parametrize("case", ["Mixtral", "GPTQ", "LoRA adapter", "pointer for weights"])
+@pytest.mark.parametrize("case", ["Qwen2.5-VL", "GPTQ", "LoRA adapter", "pointer for weights"])
 def test_every_verb_says_it(
     case: str, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
