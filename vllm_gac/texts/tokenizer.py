@@ -69,11 +69,9 @@ class ModelTokenizer:
         plain, leading = self.ids("a", begins=False), self.ids("a", begins=True)
         if leading[0] != plain[0]:
             return int(leading[0])
-        if self._tokenizer.chat_template is None:
-            return None
         try:
-            text = self._rendered([_message({"role": "user", "content": "a"}, None)], None)
-        except Exception:  # a template may raise anything, and may want other messages
+            text = self.render([{"role": "user", "content": "a"}], None, "")
+        except CheckpointError:  # there is no template, or it wants other messages
             return None
         first = self.ids(text, begins=False)[:1].tolist()
         special = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
