@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--precisions", nargs="*", default=["bf16", "fp8"])
     verb.add_argument("--max-tokens", type=int, default=65_536, help="of each text; 0: none")
     verb.add_argument("--count", type=int, default=164, help="of HumanEval's problems")
+    verb.add_argument("--samples", type=int, default=0, help="answers to each, at temperature .2")
     verb.add_argument("--windows", type=int, default=50, help="that engines are checked on")
     verb.add_argument("--heal-tokens", type=int, default=2_500_000)
     verb.add_argument("--heal-rate", type=float, help="learning rate; default: that of heal")
@@ -185,6 +186,7 @@ def _measure(options: argparse.Namespace) -> None:
         precisions=options.precisions,
         max_tokens=options.max_tokens,
         count=options.count,
+        samples=options.samples,
         windows=options.windows,
         keep=options.keep,
         commit=options.commit,

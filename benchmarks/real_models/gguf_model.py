@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,8 @@ def _config(fields: dict[str, Any], file: Path) -> dict[str, Any]:
         "rope_theta": fields[f"{family}.rope.freq_base"],
         "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
+        # Without it transformers warns of a wrong regex in the tokenizer, which is Mistral's alone.
+        "transformers_version": version("transformers"),
         **{name: fields[f"tokenizer.ggml.{name}"] for name in _IDS},
         **({"use_sliding_window": False} if family == "qwen2" else {}),
     }

@@ -70,14 +70,19 @@ def _program(problem: Mapping[str, Any], answer: str) -> str:
     return f"{prompt[: prompt.rindex(name)]}\n{code}" if name in code else prompt + code
 
 
-def paired(compressed: Sequence[bool], dense: Sequence[bool]) -> dict[str, Any]:
+def paired(compressed: Sequence[float], dense: Sequence[float]) -> dict[str, Any]:
     """How the shares of solved problems differ, and how sure that is.
+
+    Args:
+        compressed: Of each problem, the share of a model's answers that solve it.
+        dense: The same of the dense model.
 
     Returns:
         `points`, the difference in per cent; `interval`, its 95 % interval by a bootstrap of
-        problems; `p`, of McNemar's exact test that there is no difference.
+        problems; `p`, of the exact sign test that there is no difference (McNemar's for one
+        answer a problem).
     """
-    differences = np.asarray(compressed, dtype=int) - np.asarray(dense, dtype=int)
+    differences = np.asarray(compressed, dtype=float) - np.asarray(dense, dtype=float)
     drawn = np.random.default_rng(0).integers(len(differences), size=(10_000, len(differences)))
     low, high = np.percentile(differences[drawn].mean(1), [2.5, 97.5])
     better, changed = int((differences > 0).sum()), int((differences != 0).sum())

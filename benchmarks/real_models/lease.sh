@@ -13,7 +13,7 @@ jobs=${1:?usage: lease.sh JOBS WAIT} wait=${2:?usage: lease.sh JOBS WAIT}
 export L=${LEASE:-/tmp/lease}
 export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/${NAME:-Qwen2.5-Coder-1.5B-Instruct} STATS=$L/stats.safetensors RESULTS=$L/out
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
-export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} HEAL=${HEAL:-4000000} HEAL_RATE=${HEAL_RATE:-1e-5}
+export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} HEAL=${HEAL:-4000000} HEAL_RATE=${HEAL_RATE:-2e-5} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
 kits=${KITS:-4}
 look() {
@@ -63,6 +63,7 @@ if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
   tar -czf "$OUT/answers.tgz" -C "$TEXTS" . 2> /dev/null || true
   cat "$TEXTS/texts.json" "$TEXTS/answers.json" > "$OUT/texts.txt" 2> /dev/null || true
+  tar -czf "$OUT/plans.tgz" -C "$WORK" $(cd "$WORK" && ls ./*.plan.json) || true
   tail -v -c 6000 "$L"/*.log "$RESULTS"/logs/*.log "$WORK"/*.log 2> /dev/null | gzip > "$OUT/logs.txt.gz" || true
 fi
 echo "== $(($(date +%s) - $(cat "$X/began"))) s after the first call"
@@ -72,6 +73,6 @@ python3 - "$RESULTS/rows.jsonl" <<'PY' || true
 import json, sys
 for line in open(sys.argv[1]):
     row = json.loads(line)
-    keys = ("row", "measured", "seconds", "expected_loss", "kv", "ratio", "agreement", "divergence", "pass@1", "error")
+    keys = ("row", "measured", "seconds", "expected_loss", "kv", "ratio", "agreement", "divergence", "pass@1", "mean@1", "error")
     print({key: row[key] for key in keys if key in row}, {k: round(v, 4) for k, v in row.get("as_served", {}).items()})
 PY

@@ -8,12 +8,12 @@ import os
 from typing import Any
 
 from benchmarks.real_models.compressed import directory_name
-from benchmarks.real_models.rows import HEALED
+from benchmarks.real_models.rows import DENSE, HEALED
 
 _MEASURE = (
     "$R measure $MODEL $RESULTS --texts $TEXTS --problems $PROBLEMS --stats $STATS --work $WORK "
-    "--keep --commit $COMMIT --max-tokens 24576 --seconds 700 --heal-tokens $HEAL "
-    "--heal-rate $HEAL_RATE --device $DEVICE --windows 0 --precisions $PRECISIONS"
+    "--keep --commit $COMMIT --seconds 1200 --heal-tokens $HEAL --heal-rate $HEAL_RATE "
+    "--device $DEVICE --windows 0"
 )
 # A run that was stopped goes on.
 _CALIBRATE = (
@@ -26,8 +26,10 @@ _ANSWERS = (
     "cp $X/answers/*.jsonl.gz $TEXTS/ || "
     "$R answers $MODEL $TEXTS --problems $PROBLEMS --prompts $PROMPTS"
 )
+# The dense model is served in bf16 as what all others are compared with.
+_DENSE = f'{_MEASURE} --rows "{DENSE}" --max-tokens 0 --precisions bf16 --samples $SAMPLES'
 _ROWS = ("KV .5", "all methods .8, KV .5", "KV .75", "all methods .9, KV .75")
-_MORE_ROWS = ("KV .85", "heads + MLP .9, KV .75")
+_HEALED = ("KV .5", "all methods .8, KV .5", "all methods .9, KV .75", "KV .75")
 
 
 def _job(name: str, command: str, expected: float, *needs: str, **more: Any) -> dict[str, Any]:
@@ -42,8 +44,28 @@ def _job(name: str, command: str, expected: float, *needs: str, **more: Any) -> 
     }
 
 
-def _row(row: str, expected: float, *needs: str) -> dict[str, Any]:
-    return _job(directory_name(row), f'{_MEASURE} --rows "{row}"', expected, *needs)
+def _make(row: str, expected: float, *needs: str) -> dict[str, Any]:
+    name = directory_name(row)
+    # What is measured of a model that could not be made would make it again.
+    command = f'{_MEASURE} --rows "{row}" --max-tokens 0 --precisions && [ -e $WORK/{name} ]'
+    return _job(f"make-{name}", command, expected, *needs)
+
+
+def _served(row: str, expected: float) -> dict[str, Any]:
+    command = (
+        f'{_MEASURE} --rows "{row}" --max-tokens 0 --precisions $PRECISIONS --samples $SAMPLES'
+    )
+    return _of(row, "served", command, expected)
+
+
+def _texts(row: str, expected: float) -> dict[str, Any]:
+    command = f'{_MEASURE} --rows "{row}" --max-tokens $TEXT_TOKENS --precisions'
+    return _of(row, "texts", command, expected)
+
+
+def _of(row: str, what: str, command: str, expected: float) -> dict[str, Any]:
+    name = directory_name(row)
+    return _job(f"{what}-{name}", command, expected, f"make-{name}")
 
 
 def main() -> None:
@@ -58,9 +80,13 @@ def main() -> None:
         ),
         _job("answers", f"{_ANSWERS} || {_ANSWERS}", 260, "texts", "model"),
         _job("calibrate", f"{_CALIBRATE} || {_CALIBRATE}", 150, "answers"),
-        *(_row(row, 180, "calibrate") for row in _ROWS),
-        *(_row(f"{row}{HEALED}", 400, directory_name(row)) for row in _ROWS),
-        *(_row(row, 180, "calibrate") for row in _MORE_ROWS),
+        _job("served-dense", _DENSE, 120, "model"),
+        *(_make(row, 130, "calibrate") for row in _ROWS),
+        *(_make(f"{row}{HEALED}", 500, f"make-{directory_name(row)}") for row in _HEALED),
+        *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
+        *(_served(row, 120) for row in _ROWS),
+        *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
+        *(_texts(row, 80) for row in _ROWS),
     ]
     print(json.dumps(jobs, indent=1))
 

@@ -27,7 +27,8 @@ from vllm_gac.steps.evaluate.compare import Baseline
 from vllm_gac.steps.evaluate.perplexity import window_batches
 
 TEXTS = ("code", "prose", "answers")
-_LENGTH, _ANSWER_TOKENS, _SEQUENCES = 1024, 700, 256
+_LENGTH, _ANSWER_TOKENS, _SEQUENCES = 1024, 700, 512
+_SAMPLING = {"temperature": 0.2, "top_p": 0.95}
 # That an engine may take to start, and for an answer.
 _START_SECONDS, _SECONDS = 240, 300
 
@@ -44,6 +45,7 @@ class Measuring:
         precisions: That models are served in, of PRECISIONS.
         max_tokens: Of each text. 0: only what is served is measured.
         count: How many problems of HumanEval.
+        samples: Sampled answers to each of them, beside the greedy one.
         windows: How many windows of answers the engine is checked on; 0 for none.
         keep: Whether models stay in `making.work`.
         commit: Of the sources, where they came without .git.
@@ -56,6 +58,7 @@ class Measuring:
     precisions: Sequence[str] = ("bf16", "fp8")
     max_tokens: int = 65_536
     count: int = 164
+    samples: int = 0
     windows: int = 50
     keep: bool = False
     commit: str | None = None
@@ -111,19 +114,20 @@ class Measuring:
         log = self.out / "logs" / f"{directory_name(f'{name}-{precision}')}.log"
         tokens, scores = self.checked_windows(directory) if self.windows else [], []
         begun = time.monotonic()
-        sequences = min(_SEQUENCES, max(len(problems), 1))
+        questions = [question(problem) for problem in problems]
+        sequences = min(_SEQUENCES, max(len(problems) * max(self.samples, 1), 1))
         with serving(name, directory, how, log, sequences=sequences) as engine:
             started = engine.wait(_START_SECONDS)
             if self.windows:
                 scores = engine.ask(
                     prompt_scores, seconds=_SECONDS, windows=[ids.tolist() for ids in tokens]
                 )
-            answers = engine.ask(
-                complete,
-                seconds=_SECONDS,
-                prompts=[question(problem) for problem in problems],
-                max_tokens=_ANSWER_TOKENS,
-                temperature=0,
+            complete_all = partial(
+                engine.ask, complete, seconds=_SECONDS, max_tokens=_ANSWER_TOKENS
+            )
+            answers = complete_all(prompts=questions, temperature=0)
+            sampled = (
+                complete_all(prompts=questions * self.samples, **_SAMPLING) if self.samples else []
             )
         served = time.monotonic() - begun
         solved = passed(problems, [text for text, _, _ in answers])
@@ -139,6 +143,12 @@ class Measuring:
             "start_seconds": round(started, 1),
             "served_seconds": round(served, 1),
         }
+        if self.samples:
+            each = passed(problems * self.samples, [text for text, _, _ in sampled])
+            by_sample = torch.tensor(each).view(self.samples, len(problems))
+            result["samples"] = self.samples
+            result["passed_samples"] = by_sample.sum(0).tolist()
+            result["mean@1"] = by_sample.double().mean().item()
         if self.windows:
             result["as_served"] = against_reference(scores, directory, tokens, self.making.device)
         return result

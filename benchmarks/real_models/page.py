@@ -25,6 +25,9 @@ COLUMNS = {
     **{f"{p}_pass": f"HumanEval, {p}" for p in PRECISIONS},
     **{f"{p}_points": f"points over dense in bf16, {p}" for p in PRECISIONS},
     **{f"{p}_interval": f"95 % interval of them, {p}" for p in PRECISIONS},
+    **{f"{p}_mean": f"HumanEval, mean of samples, {p}" for p in PRECISIONS},
+    **{f"{p}_mean_points": f"points over dense in bf16, samples, {p}" for p in PRECISIONS},
+    **{f"{p}_mean_interval": f"95 % interval of them, samples, {p}" for p in PRECISIONS},
     **{f"{p}_served": f"engine over reference, nats a token, {p}" for p in PRECISIONS},
 }
 _OF_A_TEXT = ("ratio", "interval", "divergence", "agreement")
@@ -78,10 +81,23 @@ def _row(
             served = of_precision["as_served"]
             row[f"{precision}_served"] = served["loss"] - served["reference_loss"]
         if "bf16" in dense:
-            both = (
-                [each == "1" for each in one["passed"]] for one in (of_precision, dense["bf16"])
-            )
-            difference = paired(*both)
-            row[f"{precision}_points"] = difference["points"]
-            row[f"{precision}_interval"] = difference["interval"]
+            row |= _beside(precision, of_precision, dense["bf16"])
     return row
+
+
+def _beside(
+    precision: str, compressed: Mapping[str, Any], dense: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Columns that compare two measurements of HumanEval."""
+    both = ([each == "1" for each in one["passed"]] for one in (compressed, dense))
+    difference = paired(*both)
+    columns = {f"{precision}_{key}": difference[key] for key in ("points", "interval")}
+    if "samples" in compressed and "samples" in dense:
+        shares = (
+            [count / one["samples"] for count in one["passed_samples"]]
+            for one in (compressed, dense)
+        )
+        difference = paired(*shares)
+        columns[f"{precision}_mean"] = compressed["mean@1"]
+        columns |= {f"{precision}_mean_{key}": difference[key] for key in ("points", "interval")}
+    return columns

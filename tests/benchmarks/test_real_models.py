@@ -281,13 +281,17 @@ def test_the_page_has_a_line_for_each_row(tmp_path: Path) -> None:
     about = dict.fromkeys(("model", "commit", "machine", "vllm", "torch", "triton", "date"), "x")
     text = {"ratio": 1.1, "interval": [1.0, 1.2], "divergence": 0.1, "agreement": 0.9}
     rows = [
-        {"row": "dense", "measured": "bf16", "passed": "1111", "pass@1": 1.0},
+        {
+            **{"row": "dense", "measured": "bf16", "passed": "1111", "pass@1": 1.0},
+            **{"samples": 2, "passed_samples": [2, 2, 2, 0], "mean@1": 0.75},
+        },
         {"row": "KV .5", "measured": "model", "kv": 0.5, "expected_loss": 0.03, "parameters": 1.0},
         {"row": "KV .5", "measured": "code", "error": "out of memory"},
         {"row": "KV .5", "measured": "code", **text},
         {"row": "KV .5", "measured": "prose", "error": "out of memory"},
         {
             **{"row": "KV .5", "measured": "bf16", "passed": "1010", "pass@1": 0.5},
+            **{"samples": 4, "passed_samples": [4, 2, 0, 0], "mean@1": 0.375},
             "as_served": {"loss": 1.5, "reference_loss": 1.25},
         },
     ]
@@ -298,6 +302,7 @@ def test_the_page_has_a_line_for_each_row(tmp_path: Path) -> None:
     dense, half = result["rows"]
     assert (dense["row"], dense["bf16_points"]) == ("dense", 0)
     assert (half["kv"], half["code_agreement"], half["bf16_points"]) == (0.5, 0.9, -50)
+    assert (half["bf16_mean"], half["bf16_mean_points"]) == (0.375, -37.5)
     assert half["bf16_served"] == 0.25
     assert result["failed"] == {"KV .5: prose": "out of memory"}
     assert set(half) <= set(result["columns"])
