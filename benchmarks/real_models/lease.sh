@@ -63,7 +63,14 @@ if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
   tar -czf "$OUT/answers.tgz" -C "$TEXTS" . 2> /dev/null || true
   cat "$TEXTS/texts.json" "$TEXTS/answers.json" > "$OUT/texts.txt" 2> /dev/null || true
-  tar -czf "$OUT/plans.tgz" -C "$WORK" $(cd "$WORK" && ls ./*.plan.json) || true
+  # Plans, and of the statistics what they follow from: errors, probes and whole models.
+  [ -e "$WORK/curves.npz" ] || [ ! -e "$STATS" ] || python3 - "$STATS" "$WORK/curves.npz" <<'PY' || true
+import sys, numpy, safetensors
+with safetensors.safe_open(sys.argv[1], "np") as file:
+    kept = [name for name in file.keys() if name.rpartition(".")[2] in ("probes", "whole") or ".errors." in name]
+    numpy.savez_compressed(sys.argv[2], **{name: file.get_tensor(name) for name in kept})
+PY
+  tar -czf "$OUT/plans.tgz" -C "$WORK" $(cd "$WORK" && ls ./*.plan.json ./curves.npz 2> /dev/null) || true
   tail -v -c 6000 "$L"/*.log "$RESULTS"/logs/*.log "$WORK"/*.log 2> /dev/null | gzip > "$OUT/logs.txt.gz" || true
 fi
 echo "== $(($(date +%s) - $(cat "$X/began"))) s after the first call"
