@@ -49,7 +49,10 @@ WITHIN = {
     },
 }
 # What imports vLLM. The packages below serving must work without it.
-VLLM = ("vllm_gac.serving", "vllm_gac.profiling.stock_attention", "vllm_gac.steps.evaluate.engine")
+VLLM = (
+    *("vllm_gac.serving", "vllm_gac.profiling.stock_attention"),
+    "vllm_gac.steps.in_process_engine",
+)
 # Private names of other libraries: a metric that exists already, and an operator of torch.
 OF_OTHERS = {"_names_to_collectors", "_efficient_attention_forward"}
 

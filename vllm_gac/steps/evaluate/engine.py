@@ -4,11 +4,9 @@ The predicted tokens are those of `perplexity.py`. Loader, kernels, KV cache and
 a server.
 """
 
-import contextlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -16,7 +14,6 @@ from tqdm import tqdm
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.reference_model import refuse_unknown_tokens
-from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.layout.families import LOAD_FORMAT
 from vllm_gac.steps.evaluate.perplexity import (
     DEFAULT_SEQUENCE_LENGTH,
@@ -25,9 +22,7 @@ from vllm_gac.steps.evaluate.perplexity import (
     exp_of_mean,
     window_batches,
 )
-
-if TYPE_CHECKING:
-    from vllm import LLM, SamplingParams
+from vllm_gac.steps.in_process_engine import InProcessEngine, in_process_engine, require_vllm
 
 # Tokens of one step. vLLM keeps several copies of their logits in fp32 beside the model.
 _STEP_TOKENS = 2048
@@ -49,56 +44,28 @@ def evaluate_engine(
 ) -> Perplexity:
     """The perplexity of `model` on `texts`, by vLLM in this process.
 
-    The windows are those of `perplexity.py`. On a CPU nothing is compiled; on a
-    GPU the model runs in CUDA graphs, as in a server. `quantization` and `kv_cache_dtype` are
+    The windows are those of `perplexity.py`. `quantization` and `kv_cache_dtype` are
     vLLM's options. vLLM keeps its memory until the process ends, so call this once per process.
     Raises ModuleNotFoundError without vLLM, and
     CheckpointError if vLLM cannot run `model`.
     """
-    _configure_vllm()
-    # Before the model is read: vLLM may be missing.
-    from vllm import LLM, SamplingParams
-    from vllm.platforms import current_platform
-
+    require_vllm()  # before the model is read
     model = model_directory(model, revision)
     checkpoint = checked(model)
     length = min(sequence_length, checkpoint.config.max_position_embeddings)
     tokens, by_text = window_batches(model, texts, length=length, max_tokens=max_tokens)
     for batch in tokens:
         refuse_unknown_tokens(checkpoint.layout, batch)
-    score = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
-    eager = current_platform.is_cpu()
-    # vLLM compiles its sampler even if the model is not compiled, which takes a CPU half a minute.
-    uncompiled = torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext()
-    try:
-        with uncompiled:
-            arguments = _engine_arguments(checkpoint, length)
-            llm = LLM(
-                str(model),
-                enforce_eager=eager,
-                use_tqdm_on_load=progress,
-                quantization=quantization,
-                kv_cache_dtype=kv_cache_dtype,
-                **arguments,
-            )
-            bar = tqdm(tokens, desc="evaluate", disable=not progress)
-            losses = [_negative_log_likelihood(llm, score, batch) for batch in bar]
-    except GacError:
-        raise
-    except Exception as e:  # vLLM raises many types; VLLM_LOGGING_LEVEL=INFO shows its log
-        raise CheckpointError(f"{model}: vLLM cannot run it ({type(e).__name__}: {e})") from e
-
+    with in_process_engine(
+        model,
+        progress=progress,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        **_engine_arguments(checkpoint, length),
+    ) as engine:
+        bar = tqdm(tokens, desc="evaluate", disable=not progress)
+        losses = [_negative_log_likelihood(engine, batch) for batch in bar]
     return Perplexity(*exp_of_mean(sum(losses), tokens), by_text)
-
-
-def _configure_vllm() -> None:
-    """Set what vLLM and PyTorch read from the environment, unless the user has set it."""
-    # In a single process, errors arrive as they were raised, and little has to be started.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the result
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    # Otherwise vLLM uses one thread for the model.
-    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
 
 
 def _engine_arguments(checkpoint: Checkpoint, length: int) -> dict[str, Any]:
@@ -124,11 +91,11 @@ def _engine_arguments(checkpoint: Checkpoint, length: int) -> dict[str, Any]:
     }
 
 
-def _negative_log_likelihood(llm: "LLM", score: "SamplingParams", batch: torch.Tensor) -> float:
+def _negative_log_likelihood(engine: InProcessEngine, batch: torch.Tensor) -> float:
     """The loss in nats of a batch of windows [windows, length], over predicted tokens."""
-    prompts = [{"prompt_token_ids": window} for window in batch.tolist()]
+    score = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 0, "detokenize": False}
     return -sum(
         float(step[token].logprob)
-        for output in llm.generate(prompts, score, use_tqdm=False)
+        for output in engine.generate(batch.tolist(), **score)
         for token, step in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
     )
