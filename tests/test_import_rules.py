@@ -42,6 +42,7 @@ WITHIN = {
         "compress": "max_loss calibrate evaluate",
         "max_loss": "heal evaluate",
         "heal": "calibrate",
+        "generate": "calibrate",
         "calibrate": "",
         "evaluate": "",
         "repair": "",

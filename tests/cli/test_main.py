@@ -12,8 +12,8 @@ from vllm_gac import __version__
 from vllm_gac.cli import main
 
 VERBS = (
-    *("calibrate", "compress", "evaluate", "export", "heal", "import", "inspect"),
-    *("plan", "profile", "repair"),
+    *("calibrate", "compress", "evaluate", "export", "generate", "heal", "import"),
+    *("inspect", "plan", "profile", "repair"),
 )  # fmt: skip
 _HEAL = ("heal", "m", "--teacher", "t", "--text", "x", "--out", "o")
 

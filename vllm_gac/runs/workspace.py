@@ -4,6 +4,7 @@ OUT.partial/run.json   which command works here, with which inputs and options; 
 OUT.partial/lock       held while a process works here
 OUT.partial/model/     becomes OUT by one rename
 OUT.partial/*.safetensors  what calibration has measured, or the state of a healing
+OUT.partial/rows.json*  what generate has written, and what it cost
 
 Only a directory with the run.json of a run is ever written to or removed. Anything else under that
 name belongs to somebody else: it is left alone, and the run is refused.
@@ -11,6 +12,7 @@ name belongs to somebody else: it is left alone, and the run is refused.
 
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,9 +41,11 @@ _STREAMS = "streams-*.safetensors"
 _TRIED = ("try-*", "tries.json")
 # The state of a healing (healing/state_file.py).
 HEALING = "healing.safetensors"
+# What was written so far (steps/generate/rows.py).
+_ROWS = ("rows.jsonl", "rows.json")
 _TEMPORARIES = (f"{TEMPORARY}*",)  # of writers that were killed
 _EMPTY = (_LOCK, *_TEMPORARIES)
-_OURS = (_RECORD, _MODEL, *_MEASURED, _STREAMS, *_TRIED, HEALING, *_EMPTY)
+_OURS = (_RECORD, _MODEL, *_MEASURED, _STREAMS, *_TRIED, HEALING, *_ROWS, *_EMPTY)
 
 
 def check_output(out: Path, resume: bool = False, inputs: Iterable[Path] = ()) -> None:
@@ -117,7 +121,8 @@ def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[N
             # The same input is refused again; only a full disk may have room the next time.
             if not isinstance(e, DiskError):
                 _remove_all(directory, (_MODEL, _STREAMS, *_TRIED))
-            if not any(directory.rglob("*.safetensors")):
+            kept = directory.rglob("*.safetensors"), directory.glob(_ROWS[0])
+            if not any(itertools.chain(*kept)):
                 _remove(directory)
             raise
 
@@ -220,7 +225,7 @@ def _refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
 
 def _remove(directory: Path) -> None:
     """Remove a workspace, except files that no run writes."""
-    _remove_all(directory, (_MODEL, *_MEASURED, _STREAMS, *_TRIED, HEALING, *_EMPTY))
+    _remove_all(directory, (_MODEL, *_MEASURED, _STREAMS, *_TRIED, HEALING, *_ROWS, *_EMPTY))
     (directory / _RECORD).unlink(missing_ok=True)  # last, because it marks the rest as ours
     _remove_empty(directory)
 

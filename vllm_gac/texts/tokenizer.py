@@ -38,6 +38,8 @@ _SAMPLE = (
     "def put(self, item, block=True):\n    return self.queue[12345:] != 'It isn\\'t'\n\n"
     "  The quick brown fox: naïve café, Straße, 你好, мир! 🙂\t<b>&amp;</b>\r\n"
 )
+# A user's words, to see what a chat template makes of them.
+_WORDS = "vllmgacwords"
 
 
 class ModelTokenizer:
@@ -82,19 +84,60 @@ class ModelTokenizer:
         ids: dict[str, int] = self._tokenizer.get_vocab()
         return ids
 
-    def render(self, messages: Any, tools: Any, where: str) -> str:
+    @property
+    def model(self) -> Path:
+        """The model directory."""
+        return self._model
+
+    @property
+    def has_template(self) -> bool:
+        """Whether there is a chat template."""
+        return self._tokenizer.chat_template is not None
+
+    @property
+    def start(self) -> int | None:
+        """The token that a text begins with, or None."""
+        known: int | None = self._tokenizer.bos_token_id
+        return self.first_token if known is None else known
+
+    @functools.cached_property
+    def special(self) -> tuple[str, ...]:
+        """The special tokens, as text."""
+        added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
+        return tuple(token.content for token in added.values() if token.special)
+
+    def user_turn(self) -> tuple[str, str]:
+        """What the chat template writes before a user's words, and what it ends them with.
+
+        Raises:
+            CheckpointError: It does not write them as they are, or nothing ends them.
+        """
+        text = self.render([{"role": "user", "content": _WORDS}], None, "a message", asks=True)
+        before, *after = text.split(_WORDS)
+        rest = after[0].lstrip() if len(after) == 1 else ""
+        if not rest:
+            raise CheckpointError(
+                f"{self._model}: its chat template does not write a user's words once with an end "
+                "after them, so the model cannot write them itself; give --prompts"
+            )
+        special = next((token for token in self.special if rest.startswith(token)), None)
+        # The space before a word is a part of its token.
+        return before.rstrip(" "), special or rest.split("\n")[0].rstrip()
+
+    def render(self, messages: Any, tools: Any, where: str, *, asks: bool = False) -> str:
         """The text of a conversation, by the model's chat template.
 
         Args:
             messages: A list of objects, as OpenAI's API has them.
             tools: A list of JSON schemas, or None.
             where: Where the conversation is, for messages.
+            asks: Whether the text ends where the model's answer begins.
 
         Raises:
             CheckpointError: There is no template, it refuses the conversation, or it would print
                 a list, an object or null as Python writes them.
         """
-        if self._tokenizer.chat_template is None:
+        if not self.has_template:
             raise CheckpointError(
                 f"{where}: has 'messages', and {self._model} has no chat template to make text of "
                 "them; give rows with a 'text'"
@@ -105,9 +148,9 @@ class ModelTokenizer:
         given = [_message(message, None) for message in messages]
         empty = [_message(message, "") for message in messages]
         try:
-            text = self._rendered(given, tools)
+            text = self._rendered(given, tools, asks)
             printed = "None" in text and given != empty
-            if printed and text.count("None") > self._rendered(empty, tools).count("None"):
+            if printed and text.count("None") > self._rendered(empty, tools, asks).count("None"):
                 raise TypeError("prints a content that is null as 'None'")
         except Exception as e:  # a template may raise anything
             raise CheckpointError(
@@ -116,12 +159,22 @@ class ModelTokenizer:
             ) from e
         return text
 
-    def _rendered(self, messages: list[Any], tools: Any) -> str:
+    def _rendered(self, messages: list[Any], tools: Any, asks: bool) -> str:
         return str(
             self._tokenizer.apply_chat_template(
-                messages, tools=_unprintable(tools) if tools else None, tokenize=False
+                messages,
+                tools=_unprintable(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=asks,
             )
         )
+
+
+def has_template(model: Path) -> bool:
+    """Whether a model directory has a chat template, by its files alone."""
+    path = model / "tokenizer_config.json"
+    said = read_json(path) if path.is_file() else {}
+    return (model / "chat_template.jinja").is_file() or said.get("chat_template") is not None
 
 
 def tokenizer_fault(model: Path) -> str | None:

@@ -1,0 +1,271 @@
+"""Have a dense model write text: answers to prompts, or the prompts, too.
+
+Without prompts, the model writes the user's words after what its chat template puts before them,
+and then the answer (Xu et al., "Magpie", ICLR 2025). A model without a template writes texts from
+its first token on.
+"""
+
+import itertools
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from vllm_gac.checkpoint.hub import model_directory
+from vllm_gac.checkpoint.open import Checkpoint, open_dense
+from vllm_gac.errors import CheckpointError
+from vllm_gac.options import record_of
+from vllm_gac.runs.workspace import claimed, partial_of, publish, refuse_existing
+from vllm_gac.steps.calibrate.text import sha256_of, text_files
+from vllm_gac.steps.generate.prompts import Prompt, read_prompts
+from vllm_gac.steps.generate.request import DEFAULT_TOKENS, GenerateRequest
+from vllm_gac.steps.generate.rows import Rows, Written
+from vllm_gac.steps.in_process_engine import InProcessEngine, in_process_engine, require_vllm
+from vllm_gac.texts.tokenizer import ModelTokenizer
+
+logger = logging.getLogger(__name__)
+
+_TOP_P = 0.95
+# Sequences at a time, on a GPU and on a CPU, and how many times as many are a round.
+_ON_GPU, _ON_CPU, _ROUND = 512, 32, 4
+# Tokens of a row, before any is written.
+_GUESS = 256
+# Tokens of a prompt, at most.
+_PROMPT = 4096
+# After so many that are left out in a row, the run ends.
+_PATIENCE = 256
+# Of the memory of the GPU that is free, as in vLLM.
+_MEMORY = 0.9
+
+
+def generate(
+    model: str | Path,
+    out: str | Path,
+    request: GenerateRequest | None = None,
+    *,
+    prompts: Sequence[str | Path] = (),
+    revision: str | None = None,
+    progress: bool = True,
+) -> Written:
+    """Have a dense model write text, by vLLM in this process.
+
+    A row is a line of JSON with `messages`, or with `text` if the model has no chat template. What
+    is cut, empty or there already, and what has special tokens, is left out. Finished rows are kept
+    in `out`.partial, and the same call continues it. vLLM keeps its memory until the process ends,
+    so call this once per process.
+
+    Args:
+        model: Directory of a dense model, or its id on the Hub.
+        out: The .jsonl file to write.
+        request: How much, and how it is sampled. None: a `GenerateRequest` without any option.
+        prompts: Text files with a prompt in each line, .jsonl or .parquet files, or data sets on
+            the Hub. Empty: the model writes them.
+        revision: A branch, tag or commit of a model on the Hub. None: main.
+        progress: Whether to show a progress bar on stderr.
+
+    Returns:
+        What was written, and what it cost.
+
+    Raises:
+        ModuleNotFoundError: vLLM is not installed.
+        CheckpointError: The model is not dense, vLLM cannot run it, it cannot write by itself, or
+            nothing that it wrote can be kept.
+        DiskError: Something is at `out`.
+    """
+    out, request = Path(out), request or GenerateRequest()
+    on_cpu = require_vllm()
+    if out.suffix != ".jsonl":
+        raise CheckpointError(f"--out {out}: expected a name that ends in .jsonl, as it is read by")
+    refuse_existing(out)
+    directory = model_directory(model, revision)
+    checkpoint = open_dense(directory)
+    files, tokenizer = text_files(prompts, "take prompts of"), ModelTokenizer(directory)
+    record = {"prompts": [sha256_of(file) for file in files], **record_of(request)}
+    work = partial_of(out)
+    with claimed(work, "generate", {**checkpoint.identity, **record}):
+        rows = Rows(work)
+        run = _Run(tokenizer, rows, request, files, _length(checkpoint, request), progress)
+        run.check()
+        begun = time.monotonic() - rows.written.seconds
+        # Another seed where a stopped run goes on, or it would write the same again.
+        seed = request.seed + rows.written.asked
+        arguments = _engine_arguments(checkpoint, request, on_cpu)
+        with in_process_engine(directory, progress=progress, seed=seed, **arguments) as engine:
+            run.write(engine, _ON_CPU if on_cpu else _ON_GPU, begun)
+        if not rows.written.rows:
+            raise CheckpointError(
+                f"{directory}: nothing that it wrote can be kept (left out: "
+                f"{left_out(rows.written)}); if answers were cut, give a larger --max-new-tokens"
+            )
+        publish(rows.path, out)
+    return rows.written
+
+
+def left_out(written: Written) -> str:
+    """How much was left out, and why."""
+    return ", ".join(f"{count:,} {why}" for why, count in written.left_out.items()) or "nothing"
+
+
+class _Run:
+    """A run that writes rows.
+
+    Args:
+        tokenizer: The model's.
+        rows: What was written.
+        request: How much, and how it is sampled.
+        files: Those with prompts.
+        length: Tokens of a sequence, at most.
+        progress: Whether to show a progress bar.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        rows: Rows,
+        request: GenerateRequest,
+        files: Sequence[Path],
+        length: int,
+        progress: bool,
+    ) -> None:
+        self._tokenizer, self._rows, self._length = tokenizer, rows, length
+        self._progress, self._by_itself = progress, not files
+        self._wanted = request.tokens or (math.inf if files else DEFAULT_TOKENS)
+        self._given = itertools.islice(
+            read_prompts(tokenizer, files), rows.written.asked if files else 0, None
+        )
+        self._sampling = {
+            "temperature": request.temperature,
+            "top_p": _TOP_P,
+            "max_tokens": request.max_new_tokens,
+            "skip_special_tokens": False,  # so that they can be seen
+        }
+
+    def check(self) -> None:
+        """Raise CheckpointError if there is nothing that the model can be asked."""
+        if self._by_itself and self._tokenizer.has_template:
+            self._tokenizer.user_turn()
+        elif self._by_itself:
+            Prompt.of_words("", chat=False).ids(self._tokenizer)
+
+    def write(self, engine: InProcessEngine, sequences: int, begun: float) -> None:
+        """Write rows, with so many sequences at a time, until there are enough."""
+        written, last_row = self._rows.written, self._rows.written.asked
+        with tqdm(
+            desc="generate",
+            unit=" tokens",
+            total=None if self._wanted == math.inf else self._wanted,
+            initial=written.tokens,
+            unit_scale=True,
+            disable=not self._progress,
+        ) as bar:
+            while written.tokens < self._wanted and written.asked - last_row < _PATIENCE:
+                before = written.rows, written.tokens
+                if not self._round(engine, self._count(sequences), begun):
+                    break
+                last_row = written.asked if written.rows > before[0] else last_row
+                bar.update(written.tokens - before[1])
+        if self._wanted != math.inf and written.rows and written.tokens < self._wanted:
+            logger.warning(
+                "wrote %s of %s tokens: %s",
+                f"{written.tokens:,}",
+                f"{self._wanted:,}",
+                "the last answers were all left out"
+                if written.asked - last_row >= _PATIENCE
+                else "there are no more prompts",
+            )
+
+    def _count(self, sequences: int) -> int:
+        """How many to ask in the next round."""
+        written, most = self._rows.written, _ROUND * sequences
+        each = written.tokens / written.asked if written.tokens else _GUESS
+        left = self._wanted - written.tokens
+        return most if left > most * each else max(math.ceil(left / each), sequences // 4)
+
+    def _round(self, engine: InProcessEngine, count: int, begun: float) -> bool:
+        """Ask `count` times, and write what is new. Returns False if no prompts are left."""
+        written, reasons = self._rows.written, Counter(self._rows.written.left_out)
+        chat = self._tokenizer.has_template
+        if not self._by_itself:
+            asked = [(prompt, 0) for prompt in itertools.islice(self._given, count)]
+        elif chat:
+            asked = list(self._made_up(engine, count, reasons))
+        else:
+            asked = [(Prompt.of_words("", chat=False), 0)] * count
+        if not asked and not self._by_itself:
+            return False
+        prompts = [(prompt, tokens, prompt.ids(self._tokenizer)) for prompt, tokens in asked]
+        short = [entry for entry in prompts if len(entry[2]) < self._length]
+        reasons["prompts too long"] += len(prompts) - len(short)
+        answers = engine.generate([ids for _, _, ids in short], **self._sampling)
+        new = []
+        for (prompt, tokens, _), answer in zip(short, answers, strict=True):
+            text, length = self._kept(answer, reasons, may_be_cut="text" in prompt.row)
+            if text:
+                new.append(prompt.answered(text))
+                written.tokens += tokens + length
+        written.rows += len(new)
+        written.asked += count if self._by_itself else len(asked)
+        written.left_out = {why: number for why, number in reasons.items() if number}
+        written.seconds = round(time.monotonic() - begun, 1)
+        self._rows.add(new)
+        return True
+
+    def _made_up(
+        self, engine: InProcessEngine, count: int, reasons: "Counter[str]"
+    ) -> Iterator[tuple[Prompt, int]]:
+        """Prompts that the model writes in the user's place, and their tokens."""
+        before, end = self._tokenizer.user_turn()
+        ids = self._tokenizer.ids(before, begins=False).tolist()
+        for output in engine.generate([ids] * count, **self._sampling, stop=[end]):
+            words, length = self._kept(output, reasons)
+            if words:
+                yield Prompt.of_words(words, chat=True), length
+
+    def _kept(
+        self, output: Any, reasons: "Counter[str]", *, may_be_cut: bool = False
+    ) -> tuple[str, int]:
+        """The text of an output and its tokens; no text if it is left out."""
+        completion = output.outputs[0]
+        text, length = completion.text, len(completion.token_ids)
+        self._rows.written.sampled += length
+        text = text if may_be_cut else text.strip()
+        if completion.finish_reason == "length" and not may_be_cut:
+            reasons["cut"] += 1
+        elif not text.strip() or any(token in text for token in self._tokenizer.special):
+            reasons["empty or with special tokens"] += 1
+        elif not self._rows.is_new(text):
+            reasons["repeated"] += 1
+        else:
+            self._rows.note(text)
+            return text, length
+        return "", length
+
+
+def _length(checkpoint: Checkpoint, request: GenerateRequest) -> int:
+    """Tokens of a sequence, at most."""
+    return min(checkpoint.config.max_position_embeddings, request.max_new_tokens + _PROMPT)
+
+
+def _engine_arguments(
+    checkpoint: Checkpoint, request: GenerateRequest, on_cpu: bool
+) -> dict[str, Any]:
+    """Arguments of vLLM's `LLM`."""
+    length = _length(checkpoint, request)
+    if on_cpu:
+        # In 2 bytes; where there is less room, fewer sequences run at a time.
+        cached_tokens = _ON_CPU * request.max_new_tokens + 2 * length
+        memory: dict[str, Any] = {
+            "kv_cache_memory_bytes": 2 * cached_tokens * checkpoint.layout.kv_elements,
+            "gpu_memory_utilization": 0.01,
+        }
+    else:
+        free, total = torch.cuda.mem_get_info()
+        memory = {"gpu_memory_utilization": _MEMORY * free / total}
+    sequences = _ON_CPU if on_cpu else _ON_GPU
+    return {"max_model_len": length, "max_num_seqs": sequences, **memory}
