@@ -247,9 +247,10 @@ def test_wide_models_are_calibrated_on_more_text(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("vllm_gac.steps.calibrate.calibrate.split_sequences", split)
+    text = write_text(tmp_path / "text")
     for width in (96, 5000):
         wide = write(tmp_path / f"{width}", config(intermediate_size=width, num_hidden_layers=1))
         for options in ({}, {"max_tokens": 99}):
             with pytest.raises(KeyboardInterrupt):
-                calibrate(wide, [], tmp_path / "stats", CalibrateRequest(**options))
+                calibrate(wide, [text], tmp_path / "stats", CalibrateRequest(**options))
     assert asked == [65_536, 99, 80_000, 99]

@@ -17,8 +17,7 @@ def add_parser(verbs: options.Verbs) -> None:
         "goes on where it was when the same command is given again.",
     )
     options.add_model(parser)
-    default = "default: Python code that comes with vllm-gac"
-    options.add_texts(parser, "--text", f"{options.TEXTS}; {default}", default=())
+    options.add_texts(parser, "--text", default=())
     parser.add_argument("--out", type=options.path, required=True, metavar="STATS.safetensors")
     options.add_options(CalibrateRequest, {"": parser, "run": parser})
     options.add_device(parser)

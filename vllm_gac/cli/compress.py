@@ -44,7 +44,7 @@ def add_parser(verbs: options.Verbs) -> None:
     options.add_texts(
         parser,
         "--calibration",
-        f"to calibrate on: {options.TEXTS}; default: Python code that comes with vllm-gac",
+        f"to calibrate on: {options.TEXTS}",
     )
     options.add_texts(
         parser,

@@ -39,6 +39,12 @@ def rows(text: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     return _json_lines(text)
 
 
+def has_messages(text: Path) -> bool:
+    """Whether the first row of a text is a conversation. Raises as `rows` does."""
+    _, row = next(iter(rows(text)), ("", {})) if has_rows(text) else ("", {})
+    return row.get("messages") is not None
+
+
 def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     with open_untrusted(path) as file:
         lines: io.BufferedReader = file

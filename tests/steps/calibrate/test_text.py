@@ -1,4 +1,4 @@
-"""What is calibrated on: given files, data sets, or the text that comes with vllm-gac."""
+"""What is calibrated on: given files and data sets; the demo model has a text of its own."""
 
 import logging
 from pathlib import Path
@@ -10,15 +10,31 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.steps.calibrate.text import BUILT_IN, calibration_texts, described
 
 
-def test_without_a_text_the_built_in_one_is_taken_and_a_warning_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING, "vllm_gac")
+def test_only_the_demo_model_has_a_text_of_its_own(tmp_path: Path) -> None:
     assert calibration_texts(demo.MODEL, ()) == [demo.CALIBRATION]
-    assert caplog.text == ""  # the demo model was trained on such text
-    assert calibration_texts(tmp_path, ()) == [demo.CALIBRATION]
-    assert f"no text to calibrate on was given: takes {BUILT_IN} (" in caplog.text
-    assert "by --calibration or --text of calibrate" in caplog.text
+    cached = tmp_path / "models--org--llama" / "snapshots" / "ab"
+    cached.mkdir(parents=True)
+    for model, name in ((tmp_path, f"{tmp_path}"), (cached, "org/llama")):
+        with pytest.raises(CheckpointError, match=f"vllm-gac generate {name} --out"):
+            calibration_texts(model, ())
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_text_without_conversations_is_told_where_there_is_a_chat_template(
+    template: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if template:
+        (tmp_path / "chat_template.jinja").touch()
+    files = {"plain.txt": "a", "raw.jsonl": '{"text": "a"}', "chat.jsonl": '{"messages": []}'}
+    texts = [tmp_path / name for name in files]
+    for path, said in zip(texts, files.values(), strict=True):
+        path.write_text(said)
+    caplog.set_level(logging.WARNING, "vllm_gac")
+    assert calibration_texts(tmp_path, texts) == texts
+    assert caplog.messages == []
+    calibration_texts(tmp_path, texts[:2])
+    assert len(caplog.messages) == template
+    assert all("vllm-gac generate" in message for message in caplog.messages)
 
 
 def test_given_files_must_be_there(tmp_path: Path) -> None:

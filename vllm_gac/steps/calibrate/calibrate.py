@@ -112,8 +112,8 @@ def calibrate(
     Args:
         model: Directory of a dense model, or its id on the Hub.
         texts: Text files, .jsonl or .parquet files with "text" or "messages" in each line, or data
-            sets on the Hub: hf://datasets/ORGANIZATION/NAME. Empty: the text that comes with
-            vllm-gac, Python's standard library.
+            sets on the Hub: hf://datasets/ORGANIZATION/NAME. Only the demo model has a text of
+            its own, which is taken if there are none.
         out: The safetensors file to write. If it exists with just these statistics, nothing is left
             to do.
         request: What to measure. None: a `CalibrateRequest` without any option.

@@ -1,14 +1,18 @@
-"""The text files that a step reads: what was given, or else the text that comes with vllm-gac."""
+"""The text files that a step reads."""
 
 import hashlib
 import logging
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_gac import demo
+from vllm_gac.checkpoint.hub import cached_id
 from vllm_gac.checkpoint.regular_files import open_untrusted
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.hub_texts import as_given, is_data_set, local_texts
+from vllm_gac.texts.rows import has_messages
+from vllm_gac.texts.tokenizer import has_template
 
 logger = logging.getLogger(__name__)
 
@@ -19,23 +23,40 @@ def calibration_texts(model: Path, given: Sequence[str | Path]) -> list[Path]:
     """The files to calibrate the model in `model` on.
 
     Args:
-        model: The model's directory. The demo model was trained on text like the built-in one.
-        given: Files, and data sets on the Hub. Empty: the built-in text, and the log says so.
+        model: The model's directory.
+        given: Files, and data sets on the Hub. Empty, for the demo model alone: the text that comes
+            with it.
 
     Raises:
-        CheckpointError: A file is missing, or a data set cannot be had.
+        CheckpointError: None is given, a file is missing, or a data set cannot be had.
     """
-    if not given:
-        if model.resolve() != demo.MODEL.resolve():
-            logger.warning(
-                "no text to calibrate on was given: takes %s (%d KB of code and English comments); "
-                "with text like what the model will meet, by --calibration or --text of calibrate, "
-                "it loses less",
-                BUILT_IN,
-                demo.CALIBRATION.stat().st_size // 1000,
-            )
+    if given:
+        return training_texts(model, given, "calibrate on")
+    if model.resolve() == demo.MODEL.resolve():
         return [demo.CALIBRATION]
-    return text_files(given, "calibrate on")
+    raise CheckpointError(
+        f"{model}: no text to calibrate on; give --calibration FILE (of calibrate, --text FILE), "
+        f"text like what the model will meet, or have the model write some: {_recipe(model)}"
+    )
+
+
+def training_texts(model: Path, given: Sequence[str | Path], purpose: str) -> list[Path]:
+    """`text_files`, with a warning if the model has a chat template and no text a conversation."""
+    texts = text_files(given, purpose)
+    if has_template(model) and not any(map(has_messages, texts)):
+        logger.warning(
+            "%s has a chat template, and no text to %s has 'messages': an instruct model loses "
+            "what it is for; give conversations, too, or have the model write some: %s",
+            model,
+            purpose,
+            _recipe(model),
+        )
+    return texts
+
+
+def _recipe(model: Path) -> str:
+    name, _ = cached_id(model) or (str(model), None)
+    return f"vllm-gac generate {shlex.quote(name)} --out text.jsonl"
 
 
 def text_files(given: Sequence[str | Path], purpose: str) -> list[Path]:

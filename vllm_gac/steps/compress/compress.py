@@ -85,8 +85,8 @@ def compress(
         request: On how much text dims become weights. None: a `CompressRequest` without
             any option.
         calibration: Text files to measure statistics on, or data sets on the Hub,
-            hf://datasets/ORGANIZATION/NAME. Empty: the text that comes with vllm-gac, Python's
-            standard library.
+            hf://datasets/ORGANIZATION/NAME. Only the demo model has a text of its own, which is
+            taken if there are none.
         stats: A statistics file that `calibrate` wrote, instead.
         held_out: Texts that were not calibrated on, to measure the loss on if the plan's request
             has a `max_loss`: models are written and measured, at most five, until one is near it.

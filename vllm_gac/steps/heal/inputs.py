@@ -14,7 +14,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.rope import inverse_frequencies
-from vllm_gac.steps.calibrate.text import sha256_of, text_files
+from vllm_gac.steps.calibrate.text import sha256_of, text_files, training_texts
 from vllm_gac.steps.heal.request import HealRequest
 from vllm_gac.steps.model_run import refuse_broken
 from vllm_gac.steps.rewritten import refuse_mixed
@@ -58,7 +58,8 @@ class HealInputs:
         """Open all of them. Raises CheckpointError if one cannot be used."""
         student, dense = _student(directory), open_dense(teacher)
         _check_teacher(student, dense)
-        texts, held_out_texts = text_files(text, "heal on"), text_files(held_out, "measure")
+        texts = training_texts(teacher, text, "heal on")
+        held_out_texts = text_files(held_out, "measure")
         sums, held_out_sums = (
             [sha256_of(path) for path in paths] for paths in (texts, held_out_texts)
         )
