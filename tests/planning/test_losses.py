@@ -15,13 +15,12 @@ from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.compression.measured import HELD, Measured, shrink_covariances, to_measure
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
-from vllm_gac.compression.probes import probes, whole_sequences
+from vllm_gac.compression.probes import probes
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.compression.statistics_file import (
     check_stats,
     read_probes,
     read_tokens,
-    read_whole,
 )
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import layout_of
@@ -94,20 +93,16 @@ def test_curves_fall_to_zero_are_convex_and_meet_the_probes(opened: Opened) -> N
                 assert (np.diff(curve, 2) >= -1e-7 * curve[0]).all(), name
 
 
-def test_whole_models_scale_the_losses_of_their_part(opened: Opened) -> None:
+def test_losses_of_a_plan_add_up_over_layers_and_sequences(opened: Opened) -> None:
     checkpoint, stats, measured = opened
     dense = checkpoint.layout
-    probed, whole = read_probes(stats, dense, measured), read_whole(stats, measured)
-    losses = read_losses(stats, dense, measured)
-    same = whole_sequences(probed.shape[2])
-    assert whole.shape[1] == len(same) < probed.shape[2]
+    probed, losses = read_probes(stats, dense, measured), read_losses(stats, dense, measured)
     tried = probes(dense, METHODS)
     for part, name in enumerate(("rotary1", "latent1", "value1", "width")):
-        scale = whole[part].mean() / probed[:, part, same].mean(1).sum()
         layer = tried[part].layer
         dim = (layer.key.size, layer.key.size, layer.value.size, layer.intermediate_size)[part]
         for index in range(2):
-            expected = scale * probed[index, part].mean()
+            expected = probed[index, part].mean()
             assert losses[index][name][dim] == pytest.approx(expected, rel=1e-4)
         each = loss_by_sequence(stats, dense, measured, [layer] * 2, losses)
         total = losses[0][name][dim] + losses[1][name][dim]

@@ -6,8 +6,10 @@ Errors are convex, so losses are convex too, and no plan removes everything from
 (Powers that follow from two probes are mostly below 1, because errors are those of the text that
 was fitted to; and a curve through a stronger probe expects too little of the dims that plans have.)
 
-Whole models, in which every layer has the same probe, lose other than the sum of their probes. That
-factor scales the losses of the part.
+The losses of layers add up. Errors of different layers agree a little, so that whole models lose
+about a fifth more than the sum says; and refitting each layer to what the layers before really feed
+it (compression/refit.py) wins about as much. Whole models of probes do not tell more: what they
+lose is lost in layers that plans leave nearly whole.
 """
 
 import math
@@ -21,16 +23,14 @@ from numpy.typing import NDArray
 from vllm_gac.compression.measured import Measured
 from vllm_gac.compression.methods.base import Curve, Probe
 from vllm_gac.compression.methods.registry import METHODS, component_of, methods_of, owner_of
-from vllm_gac.compression.probes import probes, whole_sequences
-from vllm_gac.compression.statistics_file import read_errors, read_probes, read_whole
+from vllm_gac.compression.probes import probes
+from vllm_gac.compression.statistics_file import read_errors, read_probes
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 # Of each layer, the methods' curves by their names (`Method.curve_dims`).
 Losses: TypeAlias = Sequence[Mapping[str, Curve]]
 
 _MIN_LOSS = 1e-12
-# A whole model loses at most so many times what its probes do, or so much less.
-_MAX_SCALE = 10.0
 # What a probe loses on a sequence counts up to so many times the median of the sequences.
 _MAX_OVER_MEDIAN = 4.0
 
@@ -59,8 +59,7 @@ def read_losses(path: Path, dense: ModelLayout, measured: Measured) -> Losses:
     ]
     tried = probes(dense, measured.methods)
     probed = _read_probed(path, dense, measured)
-    scales = _scales(probed, read_whole(path, measured))
-    return measured_losses(dense, tried, errors, probed.mean(2) * scales)
+    return measured_losses(dense, tried, errors, probed.mean(2))
 
 
 def loss_by_sequence(
@@ -118,26 +117,11 @@ def _read_probed(path: Path, dense: ModelLayout, measured: Measured) -> NDArray[
     """[layers, probes, sequences] what each probe loses, without outliers.
 
     The square of an error that is too large for a quadratic form says far too much: in one layer of
-    Qwen2.5-Coder-1.5B, one of 32 sequences was 27 times what all others lost together. That made
-    the layer dear, and by the scale of whole models all others a sixth of their price.
+    Qwen2.5-Coder-1.5B, one of 32 sequences was 27 times what all others lost together.
     """
     probed = read_probes(path, dense, measured).astype(np.float64)
     most: NDArray[np.float64] = _MAX_OVER_MEDIAN * np.median(probed, 2, keepdims=True)
     return probed.clip(max=most)
-
-
-def _scales(probed: NDArray[np.float64], whole_model: NDArray[np.float32]) -> NDArray[np.float64]:
-    """[probes] what the whole model of a probe loses, over the sum of the probes of its layers.
-
-    Args:
-        probed: [layers, probes, sequences].
-        whole_model: [probes, sequences], of some of the sequences; there may be none.
-    """
-    if not whole_model.size:
-        return np.ones(probed.shape[1])
-    expected = probed[:, :, whole_sequences(probed.shape[2])].mean(2).sum(0)
-    scales: NDArray[np.float64] = whole_model.mean(1) / np.maximum(expected, _MIN_LOSS)
-    return np.clip(scales, 1 / _MAX_SCALE, _MAX_SCALE)
 
 
 def measured_losses(
