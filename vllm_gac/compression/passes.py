@@ -53,7 +53,7 @@ from vllm_gac.compression.probes import (
 from vllm_gac.compression.reference_model import (
     Reference,
     batches,
-    embed,
+    embed_all,
     layer_forward,
     layer_outputs,
     layer_weights,
@@ -181,7 +181,7 @@ def _stream(run: _Run) -> torch.Tensor:
             hidden, held, small = (states.to(model.home) for states in kept.values())
         else:
             hidden, held = (
-                embed(model, read, of).to(model.home) for of in (run.tokens, run.probed)
+                states.to(model.home) for states in embed_all(model, read, (run.tokens, run.probed))
             )
             small = held[rows].expand(len(tried), -1, -1, -1)
         each, show = len(run.tokens) + len(held), run.progress

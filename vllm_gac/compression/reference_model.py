@@ -5,7 +5,7 @@ nor transformers, computes in any dtype, and lets a caller observe the input and
 linear.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -87,9 +87,17 @@ def embed(model: Reference, read: Callable[[str], Tensor], tokens: Tensor) -> Te
 
     Raises CheckpointError for a token that the model does not know.
     """
-    refuse_unknown_tokens(model.layout, tokens)
-    rows = read("model.embed_tokens.weight")[tokens.to("cpu")]
-    return rows.to(model.device, model.dtype)
+    return next(embed_all(model, read, [tokens]))
+
+
+def embed_all(
+    model: Reference, read: Callable[[str], Tensor], batches: Iterable[Tensor]
+) -> Iterator[Tensor]:
+    """The same of each of the `batches`. The embedding, a large tensor, is read once."""
+    embedding = read("model.embed_tokens.weight")
+    for tokens in batches:
+        refuse_unknown_tokens(model.layout, tokens)
+        yield embedding[tokens.to("cpu")].to(model.device, model.dtype)
 
 
 def refuse_unknown_tokens(layout: ModelLayout, tokens: Tensor) -> None:

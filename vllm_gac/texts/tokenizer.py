@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from vllm_gac.checkpoint.atomic_files import write_json
+from vllm_gac.checkpoint.headers import version_of
 from vllm_gac.checkpoint.hub import cached_id
 from vllm_gac.checkpoint.locate import refuse_escape
 from vllm_gac.checkpoint.strict_json import read_json
@@ -225,6 +226,7 @@ def keep_tokens(source: Path, directory: Path) -> None:
         )
 
 
+@functools.lru_cache(maxsize=4)
 def _fault(model: Path, tokenizer: Any) -> str | None:
     from tokenizers import Tokenizer
 
@@ -258,6 +260,13 @@ def _loaded(model: Path) -> Any:
             f"{path}: missing, and needed to read text; of a tokenizer.model, transformers writes "
             f"one: AutoTokenizer.from_pretrained({str(model)!r}).save_pretrained(...)"
         )
+    paths = (model / name for name in ("config.json", *_FILES))
+    return _made(model, *(version_of(path.stat()) if path.is_file() else None for path in paths))
+
+
+@functools.lru_cache(maxsize=4)
+def _made(model: Path, *_versions: tuple[int, int] | None) -> Any:
+    """The same; of a large vocabulary it takes seconds, and a verb asks for it several times."""
     config, said = (
         read_json(path) if (path := model / name).is_file() else {}
         for name in ("config.json", "tokenizer_config.json")

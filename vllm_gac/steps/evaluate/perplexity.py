@@ -21,7 +21,7 @@ from vllm_gac.compression.devices import home_of, prepare_device
 from vllm_gac.compression.reference_model import (
     Reference,
     batches,
-    embed,
+    embed_all,
     head_weights,
     ignore,
     layer_forward,
@@ -175,7 +175,7 @@ def last_states(
 
     observe = measure if served_dtype(checkpoint) == "float16" else ignore
     with checkpoint.reader() as read:
-        hidden = [embed(model, read, batch).to(home) for batch in tokens]
+        hidden = [states.to(home) for states in embed_all(model, read, tokens)]
         bar = tqdm(total=len(tokens) * len(layers), desc="evaluate", disable=not progress)
         for index, layer in enumerate(layers):
             weights = layer_weights(model, read, index)
