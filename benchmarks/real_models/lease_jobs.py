@@ -31,6 +31,13 @@ _DENSE = f'{_MEASURE} --rows "{DENSE}" --max-tokens 0 --precisions bf16 --sample
 _ROWS = ("KV .5", "all methods .8, KV .5", "KV .75", "all methods .9, KV .75")
 # The probe of latent keys in every layer, refitted: what calibrate measures as a whole, without.
 _PROBE = "latent keys alone, KV .75"
+# Where the time of a compression goes; each kernel is waited for.
+_PROFILE = (
+    "CUDA_LAUNCH_BLOCKING=1 python3 -m cProfile -o $L/profile -m vllm_gac compress $MODEL "
+    "--plan $WORK/kv--5.plan.json --stats $STATS --out $L/profiled --device $DEVICE --quiet && "
+    "python3 -c \"import pstats; stats = pstats.Stats('$L/profile'); "
+    "stats.strip_dirs().sort_stats('tottime').print_stats(40)\" | tail -n 50"
+)
 _HEALED = ("KV .5", "all methods .8, KV .5", "all methods .9, KV .75", "KV .75")
 
 
@@ -90,6 +97,7 @@ def main() -> None:
         _make(_PROBE, 130, "calibrate"),
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
         *(_texts(row, 80) for row in _ROWS),
+        _job("profile", _PROFILE, 200, "make-kv--5"),
     ]
     print(json.dumps(jobs, indent=1))
 
