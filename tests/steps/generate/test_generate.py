@@ -137,6 +137,21 @@ def test_a_stopped_run_goes_on_with_another_seed(tmp_path: Path, engine: Engine)
     assert (done.rows, done.asked, done.tokens) == (300, 300, 1500)
 
 
+def test_what_ends_a_run_before_there_is_enough_is_told(
+    tmp_path: Path, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.said = {"again": ("the same", "stop")}
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("once\n")
+    assert written(demo.MODEL, tmp_path / "few.jsonl", prompts, tokens=100)[0].rows == 1
+    prompts.write_text("again\n" * 1000)
+    done, got = written(demo.MODEL, tmp_path / "same.jsonl", prompts)
+    assert (len(got), done.asked, done.left_out) == (1, 384, {"repeated": 383})
+    few, same = caplog.messages
+    assert "--prompts" in few
+    assert "383 repeated" in same
+
+
 @pytest.mark.parametrize(
     ("model", "out", "prompts", "named"),
     [

@@ -9,8 +9,7 @@ import itertools
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,15 +169,15 @@ class _Run:
                     break
                 last_row = written.asked if written.rows > before[0] else last_row
                 bar.update(written.tokens - before[1])
-        if self._wanted != math.inf and written.rows and written.tokens < self._wanted:
+        if written.rows and written.asked - last_row >= _PATIENCE:
             logger.warning(
-                "wrote %s of %s tokens: %s",
-                f"{written.tokens:,}",
-                f"{self._wanted:,}",
-                "the last answers were all left out"
-                if written.asked - last_row >= _PATIENCE
-                else "there are no more prompts",
+                "ended after %s prompts: of the last %s, every answer was left out; in all %s",
+                f"{written.asked:,}",
+                written.asked - last_row,
+                left_out(written),
             )
+        elif written.rows and written.tokens < self._wanted < math.inf:
+            logger.warning("%s tokens: there are no more --prompts", f"{written.tokens:,}")
 
     def _count(self, sequences: int) -> int:
         """How many to ask in the next round."""
@@ -189,62 +188,57 @@ class _Run:
 
     def _round(self, engine: InProcessEngine, count: int, begun: float) -> bool:
         """Ask `count` times, and write what is new. Returns False if no prompts are left."""
-        written, reasons = self._rows.written, Counter(self._rows.written.left_out)
-        chat = self._tokenizer.has_template
-        if not self._by_itself:
-            asked = [(prompt, 0) for prompt in itertools.islice(self._given, count)]
-        elif chat:
-            asked = list(self._made_up(engine, count, reasons))
-        else:
-            asked = [(Prompt.of_words("", chat=False), 0)] * count
+        written = self._rows.written
+        asked = self._asked(engine, count)
         if not asked and not self._by_itself:
             return False
         prompts = [(prompt, tokens, prompt.ids(self._tokenizer)) for prompt, tokens in asked]
-        short = [entry for entry in prompts if len(entry[2]) < self._length]
-        reasons["prompts too long"] += len(prompts) - len(short)
-        answers = engine.generate([ids for _, _, ids in short], **self._sampling)
+        short = [each for each in prompts if len(each[-1]) < self._length]
+        self._leave_out("prompts too long", len(prompts) - len(short))
+        answers = engine.generate([ids for *_, ids in short], **self._sampling)
         new = []
         for (prompt, tokens, _), answer in zip(short, answers, strict=True):
-            text, length = self._kept(answer, reasons, may_be_cut="text" in prompt.row)
+            text, length = self._kept(answer, may_be_cut="text" in prompt.row)
             if text:
                 new.append(prompt.answered(text))
                 written.tokens += tokens + length
         written.rows += len(new)
         written.asked += count if self._by_itself else len(asked)
-        written.left_out = {why: number for why, number in reasons.items() if number}
         written.seconds = round(time.monotonic() - begun, 1)
         self._rows.add(new)
         return True
 
-    def _made_up(
-        self, engine: InProcessEngine, count: int, reasons: "Counter[str]"
-    ) -> Iterator[tuple[Prompt, int]]:
-        """Prompts that the model writes in the user's place, and their tokens."""
+    def _asked(self, engine: InProcessEngine, count: int) -> list[tuple[Prompt, int]]:
+        """The next prompts, at most `count`, and how many tokens of each the model wrote."""
+        if not self._by_itself:
+            return [(prompt, 0) for prompt in itertools.islice(self._given, count)]
+        if not self._tokenizer.has_template:
+            return [(Prompt.of_words("", chat=False), 0)] * count
         before, end = self._tokenizer.user_turn()
         ids = self._tokenizer.ids(before, begins=False).tolist()
-        for output in engine.generate([ids] * count, **self._sampling, stop=[end]):
-            words, length = self._kept(output, reasons)
-            if words:
-                yield Prompt.of_words(words, chat=True), length
+        turns = map(self._kept, engine.generate([ids] * count, **self._sampling, stop=[end]))
+        return [(Prompt.of_words(words, chat=True), length) for words, length in turns if words]
 
-    def _kept(
-        self, output: Any, reasons: "Counter[str]", *, may_be_cut: bool = False
-    ) -> tuple[str, int]:
+    def _kept(self, output: Any, *, may_be_cut: bool = False) -> tuple[str, int]:
         """The text of an output and its tokens; no text if it is left out."""
         completion = output.outputs[0]
         text, length = completion.text, len(completion.token_ids)
         self._rows.written.sampled += length
         text = text if may_be_cut else text.strip()
         if completion.finish_reason == "length" and not may_be_cut:
-            reasons["cut"] += 1
+            self._leave_out("cut")
         elif not text.strip() or any(token in text for token in self._tokenizer.special):
-            reasons["empty or with special tokens"] += 1
+            self._leave_out("empty or with special tokens")
         elif not self._rows.is_new(text):
-            reasons["repeated"] += 1
+            self._leave_out("repeated")
         else:
-            self._rows.note(text)
             return text, length
         return "", length
+
+    def _leave_out(self, why: str, count: int = 1) -> None:
+        reasons = self._rows.written.left_out
+        if count:
+            reasons[why] = reasons.get(why, 0) + count
 
 
 def _length(checkpoint: Checkpoint, request: GenerateRequest) -> int:

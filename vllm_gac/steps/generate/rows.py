@@ -56,12 +56,11 @@ class Rows:
                     self._seen |= set(map(_digest, _texts(json.loads(line))))
 
     def is_new(self, text: str) -> bool:
-        """Whether no row has a text that is the same, or begins so."""
-        return _digest(text) not in self._seen
-
-    def note(self, text: str) -> None:
-        """Have `is_new` know a text."""
-        self._seen.add(_digest(text))
+        """Whether no text so far is the same, or begins so; from now on, this one is known."""
+        digest = _digest(text)
+        new = digest not in self._seen
+        self._seen.add(digest)
+        return new
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows to the disk, and what `written` says by now, but for their bytes."""
