@@ -1,5 +1,7 @@
 """Predicted steps of whole models: which steps a run holds, and what is said of their errors."""
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +13,17 @@ from benchmarks.engines.whole_model.predicted import (
     result_of,
     step_microseconds,
 )
+from benchmarks.results.__main__ import FOLDER
 from vllm_gac.gpu.latency.gemm import gemm_microseconds
-from vllm_gac.gpu.latency.layer import BatchMix, Deployment, layer_microseconds
+from vllm_gac.gpu.latency.layer import DENSE as AS_DENSE
+from vllm_gac.gpu.latency.layer import (
+    DENSE_WITH_GAC,
+    BatchMix,
+    Deployment,
+    ServedBy,
+    layer_microseconds,
+)
+from vllm_gac.gpu.profile import Types
 from vllm_gac.gpu.profile_files import read_profile
 
 LLAMA = SHAPES["llama3-8b"]
@@ -55,3 +66,26 @@ def test_a_result_has_the_errors_by_batch_and_the_worst_step() -> None:
     assert written.rows[0] == ("all", 3, "10.0%", "+30.0%")
     assert written.rows[2] == ("16x2048->1", 1, "0.0%", "+0.0%")
     assert "b at 1x128->256" in written.notes[-1]
+
+
+def test_the_dense_model_on_our_attention_gains_what_was_measured() -> None:
+    """Whole batches, prefill included, of the committed page; never more than that."""
+    page = json.loads((FOLDER / "models_fp8_h200.json").read_text())
+    measured = {row[0]: row[2:] for row in page["rows"]}
+    layout, types = model("dense", LLAMA.dense).layout, Types("fp8", "fp8")
+
+    def seconds(batch: Batch, served: ServedBy) -> float:
+        steps = [(replace(batch, output=1), batch.prompts), (batch, batch.output - 1)]
+        return sum(
+            count * step_microseconds(layout, layout, of, PROFILE, types, served)
+            for of, count in steps
+            if count
+        )
+
+    for name, *times in zip(
+        page["columns"][2:], measured["dense fp8+fp8"], measured["dense-own-attention fp8+fp8"],
+        strict=True,
+    ):  # fmt: skip
+        batch = next(batch for batch in LLAMA.batches if name.startswith(batch.name))
+        predicted = seconds(batch, AS_DENSE) / seconds(batch, DENSE_WITH_GAC)
+        assert -0.05 < predicted - times[0] / times[1] < 0.001, name

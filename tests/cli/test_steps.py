@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from tests.support import dense_models
 from tests.support.command import error, result
 from vllm_gac.cli import main
+from vllm_gac.cli.budgets import print_budgets
+from vllm_gac.planning.plan_file import Plan
 
 
 @pytest.fixture
@@ -93,6 +95,25 @@ def test_the_budget_that_limits_is_named_and_the_next_command_can_be_copied(
     words = shlex.split(hint.removeprefix("Compress by it: "))
     assert words[:3] == ["vllm-gac", "compress", str(model)]
     assert words[words.index("--plan") + 1] == str(plan)
+
+
+def test_what_our_kernels_gain_is_not_counted_as_a_gain_of_compression(
+    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, fp8 = tmp_path / "plan.json", ("--quantization", "fp8_per_tensor")
+    args = ("plan", dense, "--param-ratio", 1, "--gpu", "h200", *fp8, "--kv-cache-dtype", "fp8")
+    assert main([*map(str, args), "--out", str(file)]) == 0
+    said = capsys.readouterr().out
+    made = Plan.model_validate_json(file.read_text())
+    noted = made.notes["dense_nanoseconds"]
+    assert made.nanoseconds is not None
+    assert noted["our_kernels"] == pytest.approx(made.nanoseconds.used, abs=1)
+    assert noted["our_kernels"] < noted["attention_backend_gac"] < made.nanoseconds.dense
+    assert said.count(f"({noted['our_kernels'] / made.nanoseconds.dense:.1%})") == 3
+    assert "--attention-backend GAC" in said
+    before = made.model_copy(update={"notes": {"dense_nanoseconds": "of an older version"}})
+    print_budgets(before)
+    assert "dense on our kernels" not in capsys.readouterr().out
 
 
 def test_a_loss_may_be_percent_or_a_share(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from vllm_gac.errors.sanitize import sentence
 from vllm_gac.planning.expected_loss import perplexity_higher
+from vllm_gac.planning.predicted_times import free_part, three_times
 from vllm_gac.planning.request import BUDGET_FLAGS
 
 if TYPE_CHECKING:
@@ -25,14 +26,18 @@ def print_budgets(plan: "Plan") -> None:
         budgets.append(("time", "nanoseconds", plan.nanoseconds, 1000, unit))
     for name, key, budget, unit_size, unit in budgets:
         left = budget.allowed - budget.used
-        used, share = f"{budget.used // unit_size:,}", f"{budget.used / budget.dense:.1%} of dense"
-        if key == "nanoseconds" and plan.notes.get("time_limit") == "none":
-            print(f"{name:13}  {used}{unit}, {share}")
+        used, is_time = f"{budget.used // unit_size:,}", key == "nanoseconds"
+        share = "" if is_time else f", {budget.used / budget.dense:.1%} of dense"
+        if is_time and plan.notes.get("time_limit") == "none":
+            print(f"{name:13}  {used}{unit}")
         else:
             allowed = f"{budget.allowed // unit_size:,} allowed{unit}"
-            print(f"{name:13}  {used} of {allowed}, {share}, {left // unit_size:,} left")
+            print(f"{name:13}  {used} of {allowed}{share}, {left // unit_size:,} left")
         if left >= _WORTH_A_WORD * budget.dense and (why := _why_left(plan, key)):
             print(f"{'':13}  {why}")
+    if (times := three_times(plan)) is not None:
+        for text in (f"{times}.", *free_part(plan)):
+            print(f"{'':13}  {text[:1].upper()}{text[1:]}")
     if isinstance(deployment := plan.notes.get("deployment"), str):
         print(f"{'':13}  Predicted for {sentence(deployment)}.")
     like = plan.notes.get("like")

@@ -13,6 +13,7 @@ from vllm_gac.checkpoint.open import Checkpoint, open_dense
 from vllm_gac.compression.methods.registry import METHODS, methods_of
 from vllm_gac.compression.statistics_file import check_methods, check_stats
 from vllm_gac.errors import PlanError
+from vllm_gac.gpu.latency.layer import COMPRESSED, DENSE_WITH_GAC
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import LayerSection
 from vllm_gac.planning.expected_loss import interval
@@ -298,4 +299,11 @@ def _time_budget(
         limit, allowed = "none", math.ceil(used)
     used = math.ceil(used)
     budget = PlanBudget(dense=round(before), allowed=max(used, allowed), used=used)
-    return budget, {"deployment": str(problem.deployment), "time_limit": limit}
+    # What the same kernels gain without compression, and what of it one flag gives.
+    ours, one_flag = (
+        round(problem.deployment.nanoseconds(dense, dense.layers, served))
+        for served in (COMPRESSED, DENSE_WITH_GAC)
+    )
+    about = {"deployment": str(problem.deployment), "time_limit": limit}
+    uncompressed = {"our_kernels": ours, "attention_backend_gac": one_flag}
+    return budget, about | {"dense_nanoseconds": uncompressed}

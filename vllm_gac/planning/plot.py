@@ -10,6 +10,7 @@ from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.planning.knapsack_items import part_parameters
 from vllm_gac.planning.plan_file import Plan, planned_layout
+from vllm_gac.planning.predicted_times import three_times
 
 try:
     import matplotlib as mpl
@@ -50,13 +51,14 @@ def svg_of(plan: Plan, model: Checkpoint) -> str:
 
 def _budgets(plan: Plan) -> str:
     budgets = {"parameters": plan.parameters, "KV per token": plan.kv_elements}
-    if plan.nanoseconds is not None:
-        budgets["predicted time"] = plan.nanoseconds
-    return "\n".join(
+    lines = [
         f"{name}: {budget.used / budget.dense:.1%} of dense, {budget.allowed / budget.dense:.1%} "
         "allowed"
         for name, budget in budgets.items()
-    )
+    ]
+    if (times := three_times(plan)) is not None:
+        lines.append(f"predicted: {times}")
+    return "\n".join(lines)
 
 
 def _cache(dense: ModelLayout, layer: LayerLayout) -> dict[str, _Part]:

@@ -12,6 +12,7 @@ from vllm_gac.errors.sanitize import in_markdown
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.planning.expected_loss import perplexity_higher
 from vllm_gac.planning.plan_file import Plan, PlanBudget
+from vllm_gac.planning.predicted_times import three_times
 from vllm_gac.version import version
 
 _SERVE = (
@@ -49,7 +50,8 @@ def compressed_card(
         "|---|---:|---:|---:|---:|\n"
         f"{_budget('parameters', plan.parameters, plan.param_ratio)}\n"
         f"{_budget('KV cache, numbers per token', plan.kv_elements, plan.kv_ratio)}",
-        f"Methods: {methods}. Alignment: {plan.align}. Calibration: {calibration}.{_loss(plan)}",
+        f"Methods: {methods}. Alignment: {plan.align}. Calibration: {calibration}.{_loss(plan)}"
+        f"{_times(plan)}",
         _origin(base),
         _layer_table(layout),
         "`plan.json` holds these dims and their budgets; `gac` in `config.json` is what serving "
@@ -161,6 +163,13 @@ def _loss(plan: Plan) -> str:
         f" Expected loss: {plan.expected_loss:.4f} nats per token more than the dense model, "
         f"{perplexity_higher(plan.expected_loss, plan.notes.get('expected_interval'))}."
     )
+
+
+def _times(plan: Plan) -> str:
+    if (times := three_times(plan)) is None:
+        return ""
+    deployment = in_markdown(str(plan.notes.get("deployment")))
+    return f"\n\nPredicted time of a step of the decoder layers on {deployment}: {times}."
 
 
 def _layer_table(layout: ModelLayout) -> str:

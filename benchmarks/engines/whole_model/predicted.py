@@ -20,9 +20,8 @@ from benchmarks.common.result import RANDOM_WEIGHTS, Cell, Result, command_of, o
 from benchmarks.engines.whole_model.cells import BF16, DENSE, FOUR_BITS, FP8, OWN_ATTENTION
 from benchmarks.engines.whole_model.models import SHAPES, Batch, Shape, model
 from benchmarks.engines.whole_model.serve import ROWS
-from vllm_gac.gpu.attention_choice import GAC, STOCK
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds
-from vllm_gac.gpu.latency.layer import COMPRESSED, BatchMix, Deployment, ServedBy
+from vllm_gac.gpu.latency.layer import COMPRESSED, DENSE_WITH_GAC, BatchMix, Deployment, ServedBy
 from vllm_gac.gpu.latency.layer import DENSE as AS_DENSE
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import read_profile
@@ -30,7 +29,7 @@ from vllm_gac.layout.dims import ModelLayout
 
 _16_BIT = Types()
 # Models that vLLM serves as they are, by name; the others are of this format.
-_SERVED = {DENSE: AS_DENSE, OWN_ATTENTION: ServedBy(STOCK, GAC)}
+_SERVED = {DENSE: AS_DENSE, OWN_ATTENTION: DENSE_WITH_GAC}
 
 
 @dataclass(frozen=True, slots=True)

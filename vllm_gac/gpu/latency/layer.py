@@ -82,6 +82,8 @@ class ServedBy:
 
 
 COMPRESSED, DENSE = ServedBy(), ServedBy(STOCK, STOCK)
+# The dense model with --attention-backend GAC.
+DENSE_WITH_GAC = ServedBy(STOCK, GAC)
 
 
 @dataclass(frozen=True, slots=True)

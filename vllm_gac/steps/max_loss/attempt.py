@@ -19,12 +19,13 @@ class Attempt:
     Attributes:
         planned_for: The expected loss that its plan was allowed, in nats per token.
         expected_loss: What its plan expects to lose.
-        time: Its predicted time, as a share of the dense model's.
+        time: Its predicted time, as a share of the dense model's in vLLM.
         ratio: Its perplexity over the dense model's on held-out text.
         low: The lower end of the ratio's 95 % interval.
         high: The upper end, which must be within the asked loss.
         tokens: How many tokens of held-out text were predicted.
         layers: Its layers, as plan.json has them.
+        our_kernels: The dense model's predicted time on our kernels, as such a share.
         bytes: Its bytes of weights and cache, as a share, if these were to be the fewest.
     """
 
@@ -36,6 +37,7 @@ class Attempt:
     high: float
     tokens: int
     layers: list[Any]
+    our_kernels: float | None = None
     bytes: float | None = None
 
     @property
@@ -54,8 +56,15 @@ def described(one: Attempt) -> str:
     percent = map(_points, (one.ratio, one.low, one.high))
     return (
         "perplexity {} % higher (95 %: {} to {} %)".format(*percent)
-        + f" at {one.size:.1%} of the dense model's {one.minimized}"
+        + f" at {one.size:.1%} of the dense model's {one.minimized}{_free(one)}"
     )
+
+
+def _free(one: Attempt) -> str:
+    """What our kernels gain without compression."""
+    if one.our_kernels is None or one.bytes is not None:
+        return ""
+    return f" (dense on our kernels: {one.our_kernels:.1%})"
 
 
 def record(directory: Path, max_loss: float, best: Attempt, tries: Sequence[Attempt]) -> None:
@@ -88,7 +97,7 @@ def record(directory: Path, max_loss: float, best: Attempt, tries: Sequence[Atte
         (directory / "README.md").read_text().partition(_SECTION)[0]
         + f"{_SECTION}\nAsked for: the model with the least {best.minimized} whose perplexity is "
         f"at most {max_loss:.2%} higher than the dense model's. Measured on {best.tokens:,} tokens "
-        f"of held-out text:\n\n{text}\n",
+        f"of held-out text{_free(best)}:\n\n{text}\n",
     )
 
 

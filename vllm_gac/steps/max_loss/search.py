@@ -21,6 +21,7 @@ from vllm_gac.checkpoint.writer import write_index
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.planning.plan_file import Plan, read_plan
 from vllm_gac.planning.planner import measured_plan
+from vllm_gac.planning.predicted_times import share_of_our_kernels
 from vllm_gac.planning.problem import Problems
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.runs.workspace import remove_temporaries
@@ -86,6 +87,7 @@ def search_max_loss(
             high=measured.interval[1],
             tokens=measured.tokens,
             layers=layers,
+            our_kernels=share_of_our_kernels(plan),
             bytes=None if held is None else held["used"] / held["dense"],
         )
         tries.append(attempt)
