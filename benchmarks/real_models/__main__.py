@@ -159,7 +159,6 @@ def _answers(options: argparse.Namespace) -> None:
         options.problems / PROBLEMS_FILE,
         count=options.prompts,
         max_tokens=options.max_tokens,
-        log=options.texts / "answers.log",
     )
 
 

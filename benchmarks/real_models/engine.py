@@ -54,6 +54,18 @@ class Serving:
         return options | PRECISIONS[self.precision]
 
 
+def complete(
+    llm: Any, prompts: list[str], max_tokens: int, **sampling: Any
+) -> list[tuple[str, int, bool]]:
+    """In the engine's process: each answer, its tokens, and whether it ended by itself."""
+    from vllm import SamplingParams
+
+    asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    outputs = llm.chat(asked, SamplingParams(max_tokens=max_tokens, **sampling), use_tqdm=False)
+    answers = [output.outputs[0] for output in outputs]
+    return [(a.text, len(a.token_ids), a.finish_reason == "stop") for a in answers]
+
+
 @contextmanager
 def serving(name: str, model: Path, how: Serving, log: Path, *, sequences: int) -> Iterator[Engine]:
     """The engine, of at most so many sequences at a time; it ends with the block."""

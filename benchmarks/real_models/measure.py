@@ -16,10 +16,9 @@ import torch
 
 from benchmarks.common.json_lines import append_line
 from benchmarks.common.page import machine, source
-from benchmarks.real_models.answers import complete
 from benchmarks.real_models.as_served import against_reference, prompt_scores
 from benchmarks.real_models.compressed import Making, directory_name, facts, forget
-from benchmarks.real_models.engine import Serving, serving
+from benchmarks.real_models.engine import Serving, complete, serving
 from benchmarks.real_models.human_eval import passed, question
 from benchmarks.real_models.overlap import read_problems
 from benchmarks.real_models.rows import OWN_ATTENTION, ROWS

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.common.json_lines import append_line, lines_of
-from benchmarks.real_models import parts, texts
+from benchmarks.real_models import answers, parts, texts
 from benchmarks.real_models.__main__ import main
 from benchmarks.real_models.as_served import against_reference
 from benchmarks.real_models.compressed import Making, directory_name
@@ -30,6 +30,7 @@ from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import GacError
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
+from vllm_gac.steps.generate.rows import Written
 
 PROBLEM = {
     "task_id": "T/0",
@@ -189,6 +190,32 @@ def test_a_row_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     making = Making(tmp_path / "model", tmp_path / "none", tmp_path, [], 0, "cpu", seconds=300)
     with pytest.raises(GacError, match="none"):
         making.make("KV .5")
+
+
+def test_answers_go_to_the_split_of_their_prompt_without_problems(
+    problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(model: Path, out: Path, request: Any, *, prompts: Any) -> Written:
+        asked = [json.loads(line)["text"] for line in prompts[0].read_text().splitlines()]
+        for number, prompt in enumerate(asked):
+            answer = PROBLEM["prompt"] if number == 0 else f"number {number}"
+            said = {"user": prompt, "assistant": answer}
+            row = {"messages": [{"role": role, "content": said[role]} for role in said]}
+            append_line(out, row)
+        return Written(rows=len(asked))
+
+    monkeypatch.setattr(answers, "generate", generate)
+    for split in texts.SPLITS:
+        code = "".join(f'def {split[:4]}{i}():\n    """{"About it. " * 9}"""\n' for i in range(20))
+        texts.write_records(tmp_path / f"code-{split}.jsonl.gz", [{"text": code}])
+        texts.write_records(tmp_path / f"prose-{split}.jsonl.gz", [])
+    answers.write_answers(tmp_path, tmp_path, problems, count=20, max_tokens=9)
+    about = json.loads((tmp_path / "answers.json").read_text())
+    assert [about[split] for split in ("rows", *texts.SPLITS)] == [20, 4, 13, 2]
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == []
+    for split in texts.SPLITS:
+        for row in texts.read_records(tmp_path / f"answers-{split}.jsonl.gz"):
+            assert split[:4] in row["messages"][0]["content"]
 
 
 def test_an_engine_is_compared_with_the_reference_token_by_token(tmp_path: Path) -> None:
