@@ -191,20 +191,3 @@ def _many(model: str, options: dict[str, Any]) -> Any:
     llm = LLM(model, **options | many)
     prompts = [[(31 * i + j * j) % 4000 + 5 for j in range(1 + 37 * i)] for i in range(48)]
     return [answer(output) for output in outputs(llm, prompts, 24)]
-
-
-@pytest.mark.gpu
-def test_a_dtype_that_gac_attention_does_not_support_is_refused() -> None:
-    requested = ON_GPU | {"attention_backend": "GAC", "dtype": "float32"}
-    message = in_engine_process(_refused, str(demo.MODEL), requested)
-    assert "--dtype: is float32" in message
-
-
-def _refused(model: str, options: dict[str, Any]) -> str:
-    from vllm import LLM
-
-    try:
-        LLM(model, **options)
-    except ValueError as error:
-        return str(error)
-    return ""

@@ -24,7 +24,6 @@ from vllm_gac.serving.attention.prefill import (
 from vllm_gac.serving.attention.prefill_kernels import (
     ContextLayout,
     attend,
-    fa3_splits,
     in_place_kernel,
     kernel_bytes,
 )
@@ -258,29 +257,6 @@ def test_pages_are_read_by_flash_attention_3_on_hopper_alone() -> None:
         in_place_kernel("FA4", (96, 64), SimpleNamespace(capability=(10, 0), installed=("FA4",)))
         is None
     )
-
-
-@given(
-    st.integers(1, 256),
-    st.integers(1, 8192),
-    st.sampled_from([(32, 8), (4, 1), (8, 1), (32, 32), (64, 8)]),
-    st.sampled_from([64, 128, 256]),
-)
-def test_flash_attention_3_splits_contexts_within_bounded_memory(
-    sequences: int, longest: int, heads: tuple[int, int], size: int
-) -> None:
-    """Repeats its heuristic of vLLM 0.32, for all multiprocessors and its smallest tiles."""
-    tokens = min(sequences * longest, 16384)
-    query, values = (
-        torch.empty(count, many, size, device="meta")
-        for count, many in zip((tokens, 9), heads, strict=True)
-    )
-    splits = fa3_splits(query, values, longest)
-    part = 4 * tokens * heads[0] * (size + 1)
-    if splits == 0:
-        tiles = heads[1] * -(-longest * (heads[0] // heads[1]) // 192)
-        splits = 1 if tiles >= 0.8 * 132 else min(128, -(-132 // tiles))
-    assert splits == 1 or splits * part <= 128 * MIB
 
 
 @pytest.fixture

@@ -161,17 +161,6 @@ def test_a_window_or_activation_that_vllm_would_ignore_is_refused(
         check(models / model, overrides)
 
 
-def test_a_window_that_no_request_can_leave_may_be_disabled(models: Path) -> None:
-    arguments: dict[str, Any] = {"disable_sliding_window": True, "skip_tokenizer_init": True}
-    for length in (None, 45):
-        served = EngineArgs(
-            model=str(models / "on"), max_model_len=length, **arguments
-        ).create_model_config()
-        assert (served.max_model_len, served.get_sliding_window()) == (45, None)
-    with pytest.raises(ValueError, match="max_model_len"):
-        EngineArgs(model=str(models / "on"), max_model_len=46, **arguments).create_model_config()
-
-
 # ---- RoPE ------------------------------------------------------------------------------------
 
 
