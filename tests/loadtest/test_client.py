@@ -104,13 +104,6 @@ def test_an_event_is_stamped_before_the_next_one_is_sent() -> None:
     assert min(record.itls) > 0
 
 
-def test_events_cut_anywhere_are_whole() -> None:
-    stream = STREAM + TOKEN * 3 + DONE
-    record = answered_with(*(stream[i : i + 7] for i in range(0, len(stream), 7)))
-    assert record.error is None
-    assert len(record.tokens) == 3
-
-
 @pytest.mark.parametrize(
     ("answer", "error"),
     [

@@ -57,42 +57,6 @@ def test_a_server_that_answers_nothing_has_a_report(tmp_path: Path) -> None:
     assert "HTTP 503" in page
 
 
-def test_a_turn_that_was_not_sent_is_a_failure_of_the_report(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a")
-    lines = (run / "records.0.jsonl").read_text().splitlines()
-    lost = json.loads(lines[7])
-    lost |= {"sent": None, "tokens": [], "ended": lost["scheduled"], "status": None}
-    lost |= {"completion_tokens": None, "error": "not sent: the turn before it failed"}
-    lines[7] = json.dumps(lost)
-    (run / "records.0.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    write_report([run], tmp_path / "report.html", ReportOptions())
-    (group,) = content_of(tmp_path / "report.html")["groups"]
-    assert group["failed"] == 1
-    assert "not sent: the turn before it failed" in (tmp_path / "report.html").read_text()
-
-
-@pytest.mark.usefixtures("without_plots")
-def test_the_conclusion_says_who_takes_how_much_and_what_got_slower(tmp_path: Path) -> None:
-    runs = [
-        write_run(tmp_path / f"{label}-{rate}-{seed}", label, rate, ttft, itl, seed=seed)
-        for label, itl in (("dense", 0.01), ("gac", 0.012))
-        for rate, ttft in ((8.0, 0.1), (16.0, 0.1 if label == "gac" else 0.9))
-        for seed in range(3)
-    ]
-    write_report(runs, tmp_path / "r.html", ReportOptions(baseline="dense"))
-    content = content_of(tmp_path / "r.html")
-    said = content["conclusion"]
-    assert said.startswith("imaginary: gac is 20 % slower at 8, 16/s per token than dense; ")
-    takes = (
-        "with 99% of the requests within the SLO, dense takes 8 to 16/s, gac takes more than 16/s"
-    )
-    assert takes in said
-    better, worse = said.split("nothing else worse")[0], said.split("; worse: ")[-1]
-    assert "time to first token p50 9.00x at 16/s" in better
-    assert "whole answer p50 0." in worse
-    assert "no request failed" in said
-
-
 @pytest.mark.usefixtures("without_plots")
 def test_the_conclusion_hides_no_tail_no_failure_and_no_doubt(tmp_path: Path) -> None:
     def said(starts: int, fail_every: int) -> str:
@@ -162,19 +126,6 @@ def test_fail_on_worse_fails_where_nobody_can_tell(
     assert f"error: --fail-on: {why}" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("without_plots")
-def test_a_speedup_whose_interval_holds_one_is_marked(tmp_path: Path) -> None:
-    runs = [
-        write_run(tmp_path / f"{label}-{seed}", label, seed=seed + 10 * (label == "b"))
-        for label in ("a", "b")
-        for seed in range(3)
-    ]
-    write_report(runs, tmp_path / "r.html", ReportOptions(baseline="a"))
-    page = (tmp_path / "r.html").read_text()
-    assert 'class="unsure"><b>1.0' in page
-    assert "not paired" in page
-
-
 def test_a_foreign_trace_of_one_request_has_a_report(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
     (run / "schedule.traffic.json").unlink()
@@ -223,16 +174,6 @@ def test_one_invalid_run_of_many_is_told_and_left_out(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.usefixtures("without_plots")
-def test_a_baseline_without_a_valid_run_tells_nothing(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / "gac", "gac"), write_run(tmp_path / "dense", "dense", lag=0.1)]
-    options = ReportOptions(baseline="dense")
-    assert write_report(runs, tmp_path / "r.html", options).comparisons == []
-    assert content_of(tmp_path / "r.html")["fails"]["worse"] == [
-        "gac at 2/s of imaginary: cannot be told, because dense has no valid run there"
-    ]
-
-
 def test_completions_and_chat_of_one_server_do_not_pool(tmp_path: Path) -> None:
     runs = [load_run(write_run(tmp_path / f"{n}", seed=n)) for n in range(2)]
     runs[1].info["endpoint"] = "chat"
@@ -274,24 +215,6 @@ def test_a_run_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
     with pytest.raises(LoadTestError, match="this run is given twice"):
         write_report([run, run / "../a"], tmp_path / "r.html", ReportOptions())
-
-
-def test_a_proxy_that_holds_tokens_back_has_a_report(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / label, label, itl=itl) for label, itl in (("a", 0.01), ("b", 0.0))]
-    write_report(runs, tmp_path / "r.html", ReportOptions(baseline="a"))
-    (comparison,) = content_of(tmp_path / "r.html")["comparisons"]
-    assert comparison["speedup"]["tpot"]["p50"]["value"] is None
-    assert "∞" in (tmp_path / "r.html").read_text()
-
-
-@pytest.mark.usefixtures("without_plots")
-def test_repeats_of_one_schedule_have_a_note(tmp_path: Path) -> None:
-    same = [write_run(tmp_path / name) for name in ("a", "b")]
-    write_report(same, tmp_path / "r.html", ReportOptions())
-    assert any("repeats of one schedule" in n for n in content_of(tmp_path / "r.html")["notes"])
-    others = [write_run(tmp_path / f"{seed}", seed=seed) for seed in (1, 2)]
-    write_report(others, tmp_path / "s.html", ReportOptions())
-    assert not any("one schedule" in n for n in content_of(tmp_path / "s.html")["notes"])
 
 
 @pytest.mark.usefixtures("without_plots")

@@ -79,28 +79,6 @@ def test_tokens_that_nobody_counted_are_as_many_an_event_as_others(tmp_path: Pat
     assert math.isnan(summarize(group_runs([run])[0]).output_tokens_per_second.value)
 
 
-def test_one_hung_request_takes_nothing_from_the_others(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path / "a", rate=3.0))
-    before = summarize(group_runs([run])[0])
-    hung = run.records[100]
-    hung.tokens, hung.ended, hung.error = [], 240.0, "unfinished when the run ended"
-    after = summarize(group_runs([run])[0])
-    assert after.failed == 1
-    assert after.goodput.value == pytest.approx(before.goodput.value, rel=0.01)
-    assert after.requests_per_second.value == pytest.approx(
-        before.requests_per_second.value, rel=0.01
-    )
-
-
-def test_a_server_that_refuses_is_not_faster(tmp_path: Path) -> None:
-    dense = load_run(write_run(tmp_path / "dense", "dense", ttft=0.4))
-    refuses = load_run(write_run(tmp_path / "refuses", "refuses", ttft=0.1, fail_every=2))
-    (versus,) = compare(group_runs([dense, refuses]), "dense")
-    assert versus.paired == 1
-    assert versus.speedup["ttft"][99.0].value == 0
-    assert versus.speedup["ttft"][99.0].low == 0
-
-
 def test_a_stall_is_seen_in_the_worst_gap(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "a", rate=8.0))
     for record in run.records[::50]:  # 2 % of the answers stop for half a second
