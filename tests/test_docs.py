@@ -228,11 +228,3 @@ def _defined(body: list[ast.stmt], prefix: str = "") -> set[str]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names.add(prefix + node.target.id)
     return names
-
-
-def test_the_site_shows_each_page_in_its_sidebar_and_the_public_names_alone() -> None:
-    configuration = (ROOT / "mkdocs.yml").read_text()
-    assert "README.md" in configuration
-    # It takes a README for its folder's own page, and leaves it out of the sidebar.
-    assert "navigation.indexes" not in configuration
-    assert 'filters: ["!^_"]' in configuration  # else the API has `__post_init__`

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,9 +11,7 @@ from vllm_gac.alignment.rules import STRATEGIES, align, padded_layout
 from vllm_gac.layout.dims import (
     LINEARS,
     KeyLayout,
-    LayerLayout,
     ModelLayout,
-    ValueLayout,
     layout_of,
 )
 
@@ -92,21 +89,3 @@ def test_a_rank_stays_within_the_full_rank_of_its_linear() -> None:
     layer = replace(layout.layers[0], ranks=dict.fromkeys(LINEARS, 59))
     after = padded_layout(replace(layout, layers=(layer,)), "minimal")
     assert set(after.layers[0].ranks.values()) == {60}
-
-
-@pytest.mark.parametrize(
-    ("dims", "expected"),
-    [([107], 112), ([114, 115, 116, 117, 118], 120), ([121, 122, 123, 124, 125], 128)],
-)
-def test_the_papers_table_of_repaired_dims(dims: list[int], expected: int) -> None:
-    """Section 5 (107 -> 112) and table 9, on value heads, latent keys and ranks."""
-    for dim in dims:
-        layer = LayerLayout(
-            query_heads=4,
-            key=KeyLayout("latent", 2, dim),
-            value=ValueLayout(2, dim),
-            intermediate_size=dim,
-            ranks={"mlp.down_proj": dim},
-        )
-        layout = replace(dense(128), hidden_size=256, layers=(layer,))
-        assert {dim for _, _, dim in padded_layout(layout, "minimal").dims()} == {expected}

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from vllm_gac.alignment.rules import ROLES, STRATEGIES, align, allowed_dims
 from vllm_gac.errors import PlanError, ProfileError
-from vllm_gac.gpu.profile_files import read_profile, shipped_profiles
 
 dims = st.integers(1, 20_000)
 strategies = st.sampled_from(STRATEGIES)
@@ -190,30 +189,6 @@ def test_where_nothing_was_measured_multiples_of_16_count_as_fast(tmp_path: Path
     assert align(500, "measured", "rank", gpu) == 512
     # 1088 is measured. 1040 is smaller, and no measurement shows that it is slower.
     assert align(1030, "measured", "rank", gpu) == 1040
-
-
-def test_on_an_h200() -> None:
-    # cuDNN's tiles: 120 is 5 % slower than 128, 104 is 7 % slower than 112.
-    assert {d: align(d, "measured") for d in (64, 97, 107, 114, 125)} == {
-        64: 64,
-        97: 112,
-        107: 112,
-        114: 128,
-        125: 128,
-    }
-    assert align(1237, "measured", "rank", "h200") == 1248
-    assert align(12185, "measured", "width", "H200") == 12192
-
-
-@pytest.mark.parametrize("name", shipped_profiles())
-def test_a_shipped_profile_is_complete(name: str) -> None:
-    shipped = read_profile(name)
-    assert shipped.gpu
-    assert shipped.measured
-    assert shipped.software
-    assert shipped.attention
-    assert {sweep.axis for sweep in shipped.gemm} == {"n", "k"}
-    assert {sweep.role for sweep in shipped.gemm} == {"rank", "width", "any"}
 
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:

@@ -136,20 +136,6 @@ def test_work_of_another_calibration_is_not_continued(
     assert (tmp_path / "stats").read_bytes() == (tmp_path / "fresh").read_bytes()
 
 
-def test_the_file_is_plain_safetensors(model: Path, text: Path, tmp_path: Path) -> None:
-    calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
-    tensors = load_file(tmp_path / "stats")
-    fit, held = tensors.pop("tokens"), tensors.pop("held")
-    assert fit.shape == (8, 128)
-    assert fit.dtype == held.dtype == torch.int32
-    assert tensors["layers.1.probes"].shape == (6, len(held))
-    assert tensors.pop("whole").shape == (6, min(8, len(held)))
-    assert {name.split(".", 2)[1] for name in tensors} == {"0", "1"}
-    assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
-    with safe_open(tmp_path / "stats", framework="pt") as file:
-        assert file.metadata()["value_group"] == "2"
-
-
 def test_statistics_without_neighbours_do_not_merge_values(
     model: Path, text: Path, tmp_path: Path
 ) -> None:

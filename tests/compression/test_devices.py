@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,8 @@ from tests.support.command import error
 from tests.support.layer_stats import layer_stats
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.cli import main
 from vllm_gac.compression.devices import free_memory, home_of, prepare_device
-from vllm_gac.compression.effort import Work, announcement
+from vllm_gac.compression.effort import Work
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
@@ -57,22 +55,6 @@ def test_a_gpu_is_asked_for_deterministic_products_before_its_first_one(
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
-def test_what_it_takes_is_said_first(
-    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = dense_models.write_text(tmp_path / "text.txt")
-    args = ["calibrate", str(dense), "--text", str(text), "--device", "cpu", "--max-tokens", "1024"]
-    assert main([*args, "--out", str(tmp_path / "stats")]) == 0
-    said = capsys.readouterr().err.splitlines()[0]
-    assert said.startswith(
-        "vllm-gac: calibrating on the CPU, 1,024 tokens, 10.7 for each channel of an MLP: "
-        "takes about 0."
-    )
-    assert said.endswith("GB of memory and 0.1 GB of disk")
-    assert main([*args, "--out", str(tmp_path / "quiet"), "--quiet"]) == 0
-    assert capsys.readouterr().err == ""
-
-
 def test_a_gpu_that_is_too_small_is_one_line(
     dense: Path,
     tmp_path: Path,
@@ -86,30 +68,6 @@ def test_a_gpu_that_is_too_small_is_one_line(
     text = dense_models.write_text(tmp_path / "text.txt")
     said = error(capsys, "evaluate", dense, "--text", text, "--device", "cpu")
     assert said.startswith("the GPU's memory is full (CUDA out of memory); free some of it, give")
-
-
-def test_memory_and_disk_follow_from_the_shapes() -> None:
-    work = Work(
-        layout=layout_of(DENSE),
-        tokens=1 << 15,
-        covariances=(4096, 8192, 14336),
-        sequence_length=512,
-        probe_tokens=0,
-        metrics=(),
-        metric_tokens=0,
-        weight_bytes=0,
-        file_bytes=18_500_000_000,
-    )
-    assert 8 < work.device_bytes / 2**30 < 11
-    assert work.disk_bytes == 18_500_000_000 + 2 * 32768 * 4096 * 4
-    metrics = replace(work, metrics=(4096,), metric_tokens=1 << 14)
-    assert metrics.states_bytes > 34 * (1 << 14) * 4096 * 4
-    probes = replace(work, probe_tokens=1 << 14)
-    assert probes.states_bytes >= 37 * (1 << 14) * 4096 * 4
-    assert probes.disk_bytes > work.disk_bytes + 32 * 2 * (1 << 11) * 4096 * 4
-    assert announcement(work, "cpu", "cpu").endswith("GB of memory and 19.6 GB of disk")
-    wholes = replace(work, whole_tokens=1 << 15)
-    assert wholes.states_bytes == 2 * work.states_bytes
 
 
 @pytest.mark.slow

@@ -158,17 +158,6 @@ def test_low_rank_linears_quantize_by_themselves() -> None:
     assert apart - fused == pytest.approx(saved - fused_microseconds("norm", 64, 4096, WITH_FUSED))
 
 
-def test_low_rank_at_light_load_is_slower_in_fp8_than_dense() -> None:
-    """What was seen on an H200: .62 to .7 of the dense model's speed."""
-    layer = low_rank(gate=2432, up=2432, down=2432)
-    ratios = [
-        mlp_microseconds(DENSE, layer, Deployment(MEASURED, DECODE, types))
-        / mlp_microseconds(DENSE, LAYER, Deployment(MEASURED, DECODE, types))
-        for types in (Types(), FP8)
-    ]
-    assert ratios[0] < 1 < ratios[1]
-
-
 def test_what_holds_without_a_rest_is_measured_in_fp8_too() -> None:
     time = gemm_microseconds(8192, 4096, 4096, MEASURED, dtype="fp8")
     held = SustainedTime(m=8192, n=4096, k=4096, seconds=1, microseconds=1.5 * time, dtype="fp8")

@@ -181,16 +181,6 @@ def test_decode_reads_the_cache_once(layer: LayerLayout, batch: int, context: in
     assert time >= 0.9 * roofline(H200).moving(batch * context * layer.kv_elements)
 
 
-def test_a_model_with_half_the_heads_takes_half_as_long() -> None:
-    half = replace(DENSE, num_key_value_heads=4, num_attention_heads=16)
-    layer = replace(heads("rotary", 4, 128, 4, 128), query_heads=16)
-    times = [
-        decode_microseconds(DENSE, LAYER, 256, 4096, H200),
-        decode_microseconds(half, layer, 256, 4096, H200),
-    ]
-    assert times[1] == pytest.approx(times[0] / 2, rel=0.05)
-
-
 def test_of_several_kernels_the_fastest_counts() -> None:
     (point,) = (
         p
@@ -355,19 +345,6 @@ def test_a_mixed_step_is_between_its_phases(decode: float, prefill: float) -> No
     mix = BatchMix(decode_weight=decode, prefill_weight=prefill)
     phases = [layer_microseconds(DENSE, LAYER, Deployment(H200, m)) for m in (DECODE, PREFILL)]
     assert min(phases) < layer_microseconds(DENSE, LAYER, Deployment(H200, mix)) < max(phases)
-
-
-def test_smaller_aligned_layers_are_faster() -> None:
-    dense = layer_microseconds(DENSE, LAYER, Deployment(H200, BatchMix()))
-    for smaller in (
-        replace(LAYER, intermediate_size=11520),
-        heads("rotary", 8, 96, 8, 96),
-        heads("rotary", 8, 96, 8, 64),
-        heads("rotary", 4, 192, 4, 128),
-    ):
-        assert layer_microseconds(DENSE, smaller, Deployment(H200, BatchMix())) < 0.97 * dense
-    misaligned = replace(LAYER, intermediate_size=12185)
-    assert layer_microseconds(DENSE, misaligned, Deployment(H200, BatchMix())) > 1.5 * dense
 
 
 # ---- refusals --------------------------------------------------------------------------------

@@ -70,18 +70,6 @@ def test_a_cache_row_holds_exactly_what_is_cached(layout: ModelLayout) -> None:
         assert layout.cache_head_dim >= max(layer.cache_head_size, layer.value.size)
 
 
-@given(layouts)
-def test_dims_are_those_that_compression_chose(layout: ModelLayout) -> None:
-    dims = {name: (role, dim) for name, role, dim in layout.dims()}
-    assert len(dims) == sum(3 + len(layer.ranks) for layer in layout.layers)
-    for index, layer in enumerate(layout.layers):
-        assert dims[f"layers.{index}.key.size"] == ("head", layer.key.size)
-        assert dims[f"layers.{index}.value.size"] == ("head", layer.value.size)
-        assert dims[f"layers.{index}.intermediate_size"] == ("width", layer.intermediate_size)
-        for name, rank in layer.ranks.items():
-            assert dims[f"layers.{index}.ranks.{name}"] == ("rank", rank)
-
-
 def test_a_dense_model_is_the_layout_that_lost_nothing() -> None:
     layout = layout_of(config())
     layer = layout.layers[0]
@@ -109,22 +97,6 @@ def test_frequencies_are_not_parameters() -> None:
     frequencies = 2 * 6
     everything = sum(math.prod(shape) for shape in tensors.values())
     assert layout.parameters == everything - frequencies
-
-
-def test_latent_keys_are_met_by_queries_of_full_size() -> None:
-    layout = layout_of(gac_config())
-    tensors = layout.tensors()
-    assert tensors["model.layers.1.self_attn.q_proj.weight"] == (4 * 16, 32)
-    assert tensors["model.layers.1.self_attn.k_proj.weight"] == (2 * 8, 32)
-    assert tensors["model.layers.1.self_attn.k_up_proj.weight"] == (2, 16, 8)
-
-
-def test_a_latent_for_two_heads_is_raised_to_both() -> None:
-    layers = gac_config()["gac"]["layers"]
-    layers = [layers[0], layers[1] | {"key": {"form": "latent", "heads": 1, "size": 8},
-                                      "value": {"heads": 1, "size": 8}}]  # fmt: skip
-    tensors = layout_of(gac_config(layers)).tensors()
-    assert tensors["model.layers.1.self_attn.k_up_proj.weight"] == (1, 32, 8)
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,11 @@ from vllm_gac.gpu.latency.layer import (
 )
 from vllm_gac.gpu.profile_files import read_profile, shipped_profiles, write_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, layout_of
-from vllm_gac.planning import problem
 from vllm_gac.planning.knapsack_items import choices_of, part_candidates, part_parameters
 from vllm_gac.planning.losses import with_fp8_cache
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.planning.planner import best_plan, prior_plan
-from vllm_gac.planning.problem import Problem, Problems
+from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
 
 H200 = Deployment(read_profile("h200"), BatchMix())
@@ -153,17 +152,6 @@ def test_low_rank_does_not_undo_what_is_asked_of_heads(
     demo = models["demo"]
     request = PlanRequest(param_ratio=0.8, methods=("heads", "lowrank"), **option)
     assert all(map(found, planned_layout(demo, prior_plan(demo, request)).layers))
-
-
-def test_a_layer_that_suffers_more_keeps_more(models: dict[str, Checkpoint]) -> None:
-    demo = models["demo"]
-    losses = made_up_losses(demo.layout)
-    width = (1 - np.arange(1025) / 1024) ** 2
-    for index, worth in enumerate((0.01, 0.1, 1.0, 0.1)):
-        losses[index]["width"] = worth * width
-    plan = best_plan(demo, losses, PlanRequest(param_ratio=0.85, methods=("prune",)))
-    widths = [layer.intermediate_size for layer in plan.layers]
-    assert widths[0] < widths[1] == widths[3] < widths[2]
 
 
 def test_a_time_budget_is_kept_by_whole_layers(models: dict[str, Checkpoint]) -> None:
@@ -285,29 +273,6 @@ def test_no_choice_that_loses_as_little_has_fewer_bytes(
         "used": held(dense.layers) - best,
     }
     assert held(planned_layout(models["tiny"], plan).layers) == plan.notes["bytes"]["used"]
-
-
-def test_plans_for_several_losses_are_the_same_if_their_candidates_are_made_once(
-    models: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    demo, losses, made = models["demo"], made_up_losses(models["demo"].layout), []
-    candidates = problem.part_candidates
-
-    def counted(*given: Any, **more: Any) -> list[Any]:
-        made.append(1)
-        return [*candidates(*given, **more)]
-
-    monkeypatch.setattr(problem, "part_candidates", counted)
-    requests = [
-        PlanRequest(max_loss=most, methods=("prune",), param_ratio=ratio)
-        for ratio in (1.0, 0.9)
-        for most in (0.02, 0.04)
-    ]
-    apart = [best_plan(demo, losses, request) for request in requests]
-    assert len(made) == 4
-    problems = Problems(demo)
-    assert [best_plan(demo, losses, r, problems=problems) for r in requests] == apart
-    assert len(made) == 4 + 2  # one for each ratio
 
 
 def test_a_loss_that_other_budgets_do_not_allow_is_answered_with_the_least(
@@ -499,26 +464,6 @@ def test_a_dim_that_takes_as_long_as_a_larger_one_is_not_chosen(
     for layer in dropped:
         larger = [a for a in item.layers if a.intermediate_size > layer.intermediate_size]
         assert min(map(time, larger)) <= time(layer)
-
-
-def test_low_rank_is_chosen_where_its_kernels_make_it_faster(
-    models: dict[str, Checkpoint], tmp_path: Path
-) -> None:
-    """One sequence: as plain GEMMs, small factors would take longer than the linear itself."""
-    big = models["big"]
-    losses = made_up_losses(big.layout)
-    alone = H200.profile.model_copy(update={"low_rank": []})
-    write_profile(tmp_path / "gemms.json", alone)
-
-    def plan(gpu: str) -> Plan:
-        request = PlanRequest(methods=("lowrank",), gpu=gpu, decode_batch=1, latency_ratio=0.85)
-        return best_plan(big, losses, request)
-
-    before, after = plan(str(tmp_path / "gemms.json")), plan("h200")
-    assert before.expected_loss is not None
-    assert after.expected_loss is not None
-    assert after.expected_loss < 0.9 * before.expected_loss
-    assert after.parameters.used > before.parameters.used
 
 
 @pytest.mark.parametrize("limit", [{}, {"latency_ratio": 0.9}])

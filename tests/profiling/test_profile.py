@@ -14,7 +14,6 @@ from tests.support.old_profile import without_fp8
 from vllm_gac.alignment.rules import align
 from vllm_gac.cli import main
 from vllm_gac.errors import ProfileError
-from vllm_gac.gpu.attention_choice import Gpu
 from vllm_gac.gpu.profile import DecodeTime, GpuProfile, PrefillTime
 from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile, write_profile
 from vllm_gac.layout.schema import validate
@@ -31,12 +30,12 @@ from vllm_gac.profiling import (
     timing,
     weights,
 )
-from vllm_gac.profiling.decode import decode_plans, kernels_of, stock_plans
-from vllm_gac.profiling.gemms import dim_plans, linear_plans, measure_sustained, sustained_shapes
-from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens, measure_low_rank
+from vllm_gac.profiling.decode import decode_plans, stock_plans
+from vllm_gac.profiling.gemms import dim_plans, linear_plans, sustained_shapes
+from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens
 from vllm_gac.profiling.passes import fused_points, pass_points
-from vllm_gac.profiling.prefill import prefill_plans, worth_measuring
-from vllm_gac.profiling.swiglu import measure_swiglu, swiglu_shapes
+from vllm_gac.profiling.prefill import prefill_plans
+from vllm_gac.profiling.swiglu import swiglu_shapes
 
 H200 = read_profile("h200")
 
@@ -296,56 +295,6 @@ def test_the_shipped_profile_is_what_this_release_measures() -> None:
     assert low_rank_tokens(quick=False) == tuple(sorted({t.tokens for t in H200.low_rank}))
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_both_sides_of_a_linear_and_every_alignment_are_measured(quick: bool) -> None:
-    plans = linear_plans(quick)
-    for m in {plan.m for plan in plans}:
-        for axis in ("n", "k"):
-            longest = max(
-                (p for p in plans if (p.m, p.axis) == (m, axis)), key=lambda p: len(p.dims)
-            )
-            assert {dim & -dim for dim in longest.dims} >= {1, 2, 4, 8, 16, 32, 64}
-            assert list(longest.dims) == sorted(set(longest.dims))
-
-
-def test_every_kernel_is_compiled_once_and_those_of_latent_keys_first() -> None:
-    plans = decode_plans(quick=False)
-    kernels = kernels_of(plans)
-    sizes = [
-        (k.form, k.key_heads, k.key_size, k.value_heads, k.value_size, k.batch) for k in kernels
-    ]
-    assert len(sizes) == len(set(sizes)) < len(plans)
-    forms = [kernel.form for kernel in kernels]
-    assert forms == sorted(forms)
-    assert all(kernel.context for kernel in kernels)
-
-
-def test_vllm_s_own_decode_is_measured_where_it_could_serve() -> None:
-    plans = decode_plans(quick=False)
-    stock = stock_plans(plans)
-    assert {plan.form for plan in stock} == {"rotary"}
-    assert all(p.key_heads == p.value_heads and p.key_size == p.value_size for p in stock)
-    assert set(stock) < set(plans)
-    # Also at other batches and contexts than the one of all sizes.
-    assert len({(plan.batch, plan.context) for plan in stock if plan.key_size == 128}) > 5
-
-
-def test_fa4_is_measured_where_fa3_pads_and_fa2_where_there_is_neither() -> None:
-    hopper = Gpu((9, 0), ("FA2", "FA3", "FA4", "xformers"))
-    assert worth_measuring((96, 96), hopper) == ["FA3", "xformers"]
-    assert worth_measuring((96, 64), hopper) == ["FA3", "FA4", "xformers"]
-    assert worth_measuring((80, 64), hopper) == ["FA3", "xformers"]
-    assert worth_measuring((192, 128), hopper) == ["FA3", "xformers"]
-    assert worth_measuring((96, 64), Gpu((8, 0), ("FA2", "xformers"))) == ["FA2", "xformers"]
-
-
-@pytest.mark.usefixtures("gpu")
-def test_gemms_that_run_for_long_fit_into_their_buffers() -> None:
-    times = measure_sustained(sustained_shapes(quick=False), lambda: None, 0.25)
-    assert {(time.m, time.seconds, time.microseconds) for time in times} == {(8192, 0.25, 10.0)}
-    assert [(time.n, time.k) for time in times] == [*sustained_shapes(quick=False)]
-
-
 def test_of_a_long_run_the_second_half_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each replay takes 2 ms at first, and 3 ms after half of the time."""
     replays: list[None] = []
@@ -366,16 +315,6 @@ def test_of_a_long_run_the_second_half_counts(monkeypatch: pytest.MonkeyPatch) -
     assert len(replays) == 2 + 2 * 100
 
 
-def test_without_our_kernels_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (low_rank, swiglu):
-        monkeypatch.setattr(module, "is_hopper", lambda device: False)
-    ticks: list[None] = []
-    factored, gated = low_rank_shapes(quick=True), swiglu_shapes(quick=True)
-    assert measure_low_rank(factored, (1,), lambda: ticks.append(None)) == []
-    assert measure_swiglu(gated, lambda: ticks.append(None)) == []
-    assert len(ticks) == len(factored) + len(gated)
-
-
 def test_what_is_timed_computes_the_linears() -> None:
     x, down = torch.randn(3, 16), torch.randn(12, 16)
     ups = (torch.randn(5, 8), torch.randn(7, 4))
@@ -388,30 +327,6 @@ def test_what_is_timed_computes_the_linears() -> None:
 def test_passes_are_calls_that_vllm_takes() -> None:
     """On a CPU, which has this kernel of vLLM, too."""
     stock_fp8.activation_pass("swiglu", torch.randn(2, 64).bfloat16())()
-
-
-def test_fp8_is_measured_at_dims_that_are_not_padded() -> None:
-    """Of latents, 80 and 112 are measured as well, to see what the padding costs."""
-    for plan in linear_plans(quick=False, dtype="fp8"):
-        assert not any(dim % 16 for dim in (*plan.dims, plan.fixed))
-    plans = decode_plans(quick=False, dtype="fp8")
-    padded = {p.key_size for p in plans if p.key_size % 32}
-    assert padded == {80, 112}
-    assert {p.dtype for p in plans} == {"fp8"}
-    assert {(p.batch, p.context) for p in plans} == {
-        (p.batch, p.context) for p in decode_plans(quick=False)
-    }
-
-
-@pytest.mark.parametrize("quick", [True, False])
-def test_all_head_sizes_are_prefilled_at_one_batch_and_length(quick: bool) -> None:
-    plans = prefill_plans(quick)
-    assert len(plans) == len(set(plans))
-    reference = [p for p in plans if (p.batch, p.length) == (4, 2048)]
-    sizes = {(p.key_size, p.value_size) for p in reference}
-    for plan in plans:
-        assert (plan.key_size, plan.value_size) in sizes
-    assert len({p.length for p in plans if p.batch == 1}) == 4
 
 
 # ---- the file --------------------------------------------------------------------------------

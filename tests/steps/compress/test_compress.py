@@ -211,20 +211,6 @@ def test_other_forms_of_full_size_are_the_same_function(
     torch.testing.assert_close(logits_of(tmp_path / "out"), logits_of(model), rtol=0, atol=2e-3)
 
 
-def test_a_plan_may_differ_from_layer_to_layer(model: Path, text: Path, tmp_path: Path) -> None:
-    dense = open_checkpoint(model).layout
-    small = replace(
-        dense.layers[1],
-        key=KeyLayout("rotary", 2, 8, True),
-        value=ValueLayout(1, 24),
-        intermediate_size=56,
-    )
-    mixed = replace(dense, layers=(dense.layers[0], small))
-    plan = write_plan(tmp_path / "plan.json", model, mixed)
-    got = compress(model, tmp_path / "out", plan=plan, calibration=[text], **SMALL).layout
-    assert got == open_checkpoint(tmp_path / "out").layout == mixed
-
-
 def test_a_plan_in_memory_is_as_good_as_its_file(tmp_path: Path) -> None:
     model = write(tmp_path / "model", config())
     other = write(tmp_path / "other", config(rms_norm_eps=1e-6))

@@ -1,7 +1,6 @@
 """What the chosen model says of what was tried: config.json and the card agree."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,11 +32,3 @@ def test_what_was_tried_is_written_once_however_often_a_run_goes_on(model: Path)
     source = json.loads(written["config.json"])["gac"]["source"]["max_loss"]
     assert source["asked"] == 0.01
     assert source["measured"] == source["tried"][2]
-
-
-def test_a_model_of_few_bytes_tells_its_bytes(model: Path) -> None:
-    tries = [replace(one, bytes=one.time / 2) for one in TRIES]
-    record(model, 0.01, tries[2], tries)
-    card = (model / "README.md").read_text()
-    assert "| bytes of weights and cache, of dense |" in card
-    assert "| 0.0039 | 0.80 % | 0.55 to 0.98 % | 42.6% | this model |" in card

@@ -1,6 +1,5 @@
 """`vllm-gac repair` writes a complete directory or none."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.support.command import error, result
 from tests.support.misaligned_models import LAYERS, write_weights
 from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.checkpoint.open import faults, open_checkpoint
-from vllm_gac.cli import main
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
@@ -87,17 +85,6 @@ def test_what_will_be_quantized_in_blocks_is_padded_to_blocks(
     torch.testing.assert_close(logits_of(out), logits_of(model), rtol=1e-12, atol=1e-12)
 
 
-def test_the_command_prints_tables(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    assert main(["repair", str(model), "--out", str(out), "--quiet"]) == 0
-    said = capsys.readouterr().out
-    assert f"vllm serve {out} --load-format gac" in said
-    assert re.search(r"^parameters  [\d,]+ -> [\d,]+ \(\+[\d.]+ %\)$", said, re.MULTILINE)
-    assert re.search(r"^head +18 +24 +1 +\+33\.33 % +-$", said, re.MULTILINE)
-
-
 def test_dense_and_pruned_models_can_be_repaired(tmp_path: Path) -> None:
     dense = dense_models.write(
         tmp_path / "dense", dense_models.config(intermediate_size=91), tokenizer=False
@@ -163,12 +150,4 @@ def test_nan_is_refused(model: Path, tmp_path: Path) -> None:
     save_file(weights, model / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
         repair(model, tmp_path / "out", progress=False)
-    assert {path.name for path in tmp_path.iterdir()} == {"model"}
-
-
-def test_an_unknown_gpu_is_refused_before_anything_is_written(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = error(capsys, "repair", model, "--out", tmp_path / "out", "--gpu", "b300")
-    assert "b300" in said
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
