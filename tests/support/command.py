@@ -47,9 +47,3 @@ def usage(capsys: pytest.CaptureFixture[str], *args: object) -> str:
     verb, _, message = said.partition(": error: ")
     assert see == f"See '{verb} --help'."
     return message
-
-
-def without_bars(said: str) -> str:
-    """What was said on stderr beside progress bars, which show after a second of work."""
-    lines = said.replace("\r", "\n").split("\n")
-    return "\n".join(line for line in lines if line and "%|" not in line)

@@ -6,6 +6,7 @@ in memory at a time. Before a shard appears, checksums of its tensors are in dig
 these a run that goes on knows its own.
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -24,6 +25,8 @@ from vllm_gac.layout.dims import ModelLayout
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 # Returns a tensor by its full name, e.g. "model.layers.0.mlp.up_proj.weight".
 ReadTensor: TypeAlias = "Callable[[str], torch.Tensor]"
@@ -54,6 +57,7 @@ def write_layer_shards(
         DiskError: The disk is full or not writable.
     """
     layers = len(layout.layers)
+    logger.info("%s: %d layers", description, layers)
     for index in tqdm(range(layers), desc=description, unit="layer", disable=not progress):
         shard = _shard_name(index, layers)
         if not _is_written(directory, shard):

@@ -76,9 +76,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may hold any bytes
-    if sys.stderr is None or not sys.stderr.isatty():
-        # In a log file, a progress bar is one line every 30 seconds, not ten lines a second.
-        os.environ.setdefault("TQDM_MININTERVAL", "30")
     known = parser()
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in _REMOVED:

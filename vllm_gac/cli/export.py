@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         args.out,
         revision=args.revision,
         resume=args.resume,
-        progress=not args.quiet,
+        progress=options.shows_progress(args),
     )
     layers = [layer.section() for layer in layout.layers]
     if args.json:

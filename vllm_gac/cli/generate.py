@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         request,
         prompts=args.prompts,
         revision=args.revision,
-        progress=not args.quiet,
+        progress=options.shows_progress(args),
     )
     if args.json:
         print_json({"out": str(args.out), **dataclasses.asdict(written)})

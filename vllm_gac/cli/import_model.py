@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         revision=args.revision,
         base_revision=args.base_revision,
         resume=args.resume,
-        progress=not args.quiet,
+        progress=options.shows_progress(args),
     )
     if args.json:
         print_json(

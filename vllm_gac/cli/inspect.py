@@ -68,7 +68,7 @@ def _run_verify(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> "Verification":
     from vllm_gac.steps.verify import verify
 
-    return verify(args.directory, progress=True, revision=args.revision)
+    return verify(args.directory, progress=options.shows_progress(args), revision=args.revision)
 
 
 def _print_verification(args: argparse.Namespace, verification: "Verification") -> int:

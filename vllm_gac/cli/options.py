@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -78,6 +79,11 @@ def add_json(parser: Section) -> None:
 def add_quiet(parser: Section) -> None:
     """Add --quiet."""
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def shows_progress(args: argparse.Namespace) -> bool:
+    """Whether to show progress bars: on a terminal, without --quiet. Logs have a line a phase."""
+    return sys.stderr is not None and sys.stderr.isatty() and not getattr(args, "quiet", False)
 
 
 def add_planning(
@@ -177,7 +183,7 @@ def add_device(parser: Section) -> None:
 
 def device_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """The values of the options of `add_device` that were given."""
-    return given(args, "device") | {"progress": not args.quiet}
+    return given(args, "device") | {"progress": shows_progress(args)}
 
 
 def path(text: str) -> Path:

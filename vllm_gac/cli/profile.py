@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         _before(args.out) if args.resume else None,
         save if args.resume else lambda profile: None,
         quick=args.quick,
-        progress=not args.quiet,
+        progress=options.shows_progress(args),
     )
     save(profile)
     assert profile.ceilings

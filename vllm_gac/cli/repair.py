@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         replace(request, gpu=gpu),
         revision=args.revision,
         resume=args.resume,
-        progress=not args.quiet,
+        progress=options.shows_progress(args),
     )
     report = repair_report(done.before, done.after, gpu, request.tensor_parallel_size)
     if args.json:

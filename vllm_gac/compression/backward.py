@@ -7,6 +7,7 @@ The loss is the cross entropy of the next token, drawn from what the model itsel
 the mean square of a gradient is the Fisher information. Tokens may be drawn several times.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 
 import torch
@@ -21,6 +22,8 @@ from vllm_gac.compression.reference_model import (
     layer_outputs,
     layer_weights,
 )
+
+logger = logging.getLogger(__name__)
 
 _SEED = 0
 # Tokens whose logits are in memory at once.
@@ -44,6 +47,7 @@ def backward(
     what leaves it, both on the model's home. It returns the gradients by what enters.
     """
     layers = len(model.layout.layers)
+    logger.info("%s: %d layers", description, layers)
     back = 1 + draws  # forward again, and the gradients of each draw
     with tqdm(total=layers * (1 + back), desc=description, disable=not progress) as bar:
         states = entering_states(model, read, tokens, bar.update)

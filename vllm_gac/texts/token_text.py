@@ -175,7 +175,7 @@ def _encode(
         unit_scale=True,
         delay=1,
         leave=False,
-        disable=not logger.isEnabledFor(logging.INFO),
+        disable=None if logger.isEnabledFor(logging.INFO) else True,  # None: if no terminal
     )
     with bar:
         for some in _growing(blocks(tokenizer, path, characters)):
