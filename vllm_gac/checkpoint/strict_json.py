@@ -1,5 +1,6 @@
 """Reading untrusted JSON: bounded in size, no duplicate keys, no NaN."""
 
+import codecs
 import json
 import math
 from pathlib import Path
@@ -42,24 +43,18 @@ def parse_json(
         for key, value in pairs:
             if key in seen:
                 raise error(f"{where}: key {sanitize(repr(key))} appears twice in one object")
+            if not _is_finite(value):
+                raise error(
+                    f"{where}: {sanitize(repr(key))}: NaN, Infinity or too large a number; "
+                    "write another number or null"
+                )
             seen[key] = value
         return seen
 
-    def finite(literal: str) -> float:
-        if math.isinf(value := float(literal)):
-            raise error(f"{where}: {literal[:40]} is too large for a number")
-        return value
-
-    def constant(name: str) -> float:
-        raise error(f"{where}: {name} is not JSON; write a number or null")
-
+    if raw.startswith(codecs.BOM_UTF8):
+        raise error(f"{where}: begins with a byte order mark; save it as UTF-8 without one")
     try:
-        parsed = json.loads(
-            raw.decode("utf-8"),
-            object_pairs_hook=unique,
-            parse_float=finite,
-            parse_constant=constant,
-        )
+        parsed = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
     except GacError:
         raise
     except UnicodeDecodeError as e:
@@ -71,3 +66,10 @@ def parse_json(
     if not isinstance(parsed, dict):
         raise error(f"{where}: expected a JSON object, got {type(parsed).__name__}")
     return parsed
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a number, or all numbers of a list, are finite."""
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
