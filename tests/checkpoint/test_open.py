@@ -105,6 +105,14 @@ WRONG: dict[str, tuple[Callable[[Tensors], object], tuple[str, ...]]] = {
         lambda tensors: tensors.update({DENSE: ("BF16", (32, 40))}),
         (DENSE, "not part of the model"),
     ),
+    "an adapter's tensor": (
+        lambda tensors: tensors.update({f"{A}.lora_A.weight": ("BF16", (1,))}),
+        (f"{A}.lora_A.weight", "merge"),
+    ),
+    "a quantizer's tensor": (
+        lambda tensors: tensors.update({f"{A}_scale": ("BF16", (1,))}),
+        (f"{A}_scale", "16-bit"),
+    ),
     "a layer too many": (
         lambda tensors: tensors.update({"model.layers.2.norm.weight": ("BF16", (32,))}),
         ("model.layers.2.norm.weight", "num_hidden_layers", "2"),

@@ -50,6 +50,8 @@ _QUANTIZERS = {
 
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+_OF_ADAPTER = re.compile(r"\.base_layer\.|\.lora_[AB]\.")
+_OF_QUANTIZER = re.compile(r"scale|zero|qweight|packed|g_idx|absmax|quant_|SCB$")
 # Relative difference of one RoPE frequency, computed on two machines.
 _ROUNDING = 1e-5
 
@@ -217,7 +219,10 @@ def checkpoint_of(
 
 def quantized(config: Mapping[str, Any], directory: Path) -> str | None:
     """An error message for a model with quantized weights, or None; it names what says so."""
-    section, file = config.get("quantization_config"), "config.json: quantization_config"
+    # vLLM looks for the second key, an older name, where the first is missing.
+    keys = ("quantization_config", "compression_config")
+    key = next((key for key in keys if config.get(key) is not None), keys[0])
+    section, file = config.get(key), f"config.json: {key}"
     method = section.get("quant_method") if isinstance(section, Mapping) else None
     if section is None and (directory / "hf_quant_config.json").exists():
         file, method = "hf_quant_config.json", "modelopt"
@@ -314,6 +319,10 @@ def _header_faults(checkpoint: Checkpoint) -> Iterator[str]:
         fault = f"{directory / info.file}: {sanitize(name)}: not part of the model"
         if (of_layer := _LAYER.match(name)) and int(of_layer[1]) >= layers:
             fault += f", as num_hidden_layers in config.json is {layers}"
+        elif _OF_ADAPTER.search(name):
+            fault += "; merge the adapter (in PEFT: merge_and_unload), and save the model"
+        elif _OF_QUANTIZER.search(name):
+            fault += "; it looks like a quantizer's: start from the 16-bit model"
         yield fault
     yield from _other_head(checkpoint)
 
