@@ -72,19 +72,30 @@ def test_a_gpu_that_is_too_small_is_one_line(
 
 @pytest.mark.slow
 def test_the_memory_that_is_announced_is_taken(tmp_path: Path) -> None:
+    (said,), printed = _calibrated(tmp_path, "cpu", r"takes about ([\d.]+) GB of memory")
+    # One digit after the point is said.
+    assert int(printed) * 1024 / 1e9 == pytest.approx(said, rel=0.1, abs=0.05)
+
+
+@pytest.mark.gpu
+def test_the_memory_of_a_gpu_that_is_announced_is_enough(tmp_path: Path) -> None:
+    numbers, _ = _calibrated(tmp_path, "cuda", r"(?:about|took) ([\d.]+) GB of the GPU's memory")
+    said, taken = numbers
+    assert 0.6 * said - 0.1 <= taken <= said + 0.1
+
+
+def _calibrated(directory: Path, device: str, pattern: str) -> tuple[list[float], str]:
+    """The numbers in what calibrating the demo says, and the kB that its process took at most."""
     code = (
-        "import logging, re, vllm_gac; logging.basicConfig(level='INFO')\n"
+        "import logging, vllm_gac; logging.basicConfig(level='INFO')\n"
         "request = vllm_gac.CalibrateRequest(max_tokens=16384)\n"
         f"vllm_gac.calibrate({str(demo.MODEL)!r}, [{str(demo.CALIBRATION)!r}], "
-        f"{str(tmp_path / 'stats')!r}, request, device='cpu', progress=False)\n"
+        f"{str(directory / 'stats')!r}, request, device={device!r}, progress=False)\n"
         # Not ru_maxrss, which begins with what the test's own process has.
-        "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
+        "import re; print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    said = re.search(r"takes about ([\d.]+) GB of memory", done.stderr)
-    assert said is not None
-    # One digit after the point is said.
-    assert int(done.stdout) * 1024 / 1e9 == pytest.approx(float(said[1]), rel=0.1, abs=0.05)
+    return [float(number) for number in re.findall(pattern, done.stderr)], done.stdout
 
 
 def test_hidden_states_stay_on_a_gpu_that_has_room_beside_the_rest() -> None:

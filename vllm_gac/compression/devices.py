@@ -1,13 +1,18 @@
 """The device to compute on."""
 
+import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from vllm_gac.errors import GacError
 from vllm_gac.errors.sanitize import sanitize
+
+logger = logging.getLogger(__name__)
 
 
 def prepare_device(name: Any) -> str:
@@ -44,3 +49,15 @@ def home_of(states_bytes: int, device: torch.device) -> torch.device:
 def free_memory(device: str) -> int:
     """Bytes that are free on a GPU; 0 for the CPU."""
     return 0 if device == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+
+@contextmanager
+def gpu_memory_told(device: str) -> Iterator[None]:
+    """Say at the end how much of the memory of a GPU was allocated at most."""
+    if device == "cpu":
+        yield
+        return
+    torch.cuda.reset_peak_memory_stats(device)
+    yield
+    taken = torch.cuda.max_memory_allocated(device)
+    logger.info("took %.1f GB of the GPU's memory", taken / 1e9)

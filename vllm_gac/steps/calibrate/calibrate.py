@@ -12,7 +12,7 @@ import torch
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, open_dense
-from vllm_gac.compression.devices import free_memory, prepare_device
+from vllm_gac.compression.devices import free_memory, gpu_memory_told, prepare_device
 from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.measured import (
     Measured,
@@ -185,7 +185,8 @@ def write_statistics(
         work = work_of(checkpoint, file, measured)
         home = work.home(device, free_memory(device))
         logger.info(announcement(work, device, home))
-        measure_statistics(checkpoint, tokens, held, file, measured, device, home, progress)
+        with gpu_memory_told(device):
+            measure_statistics(checkpoint, tokens, held, file, measured, device, home, progress)
         publish(file.path, out)
 
 
