@@ -60,6 +60,8 @@ def canonical_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(_other_family(model_type))
     given = {**family.defaults, **raw} if family else raw
     filled = {k: v for k, v in given.items() if v is not None}
+    if "torch_dtype" in filled:
+        filled.setdefault("dtype", filled["torch_dtype"])
     heads, hidden = filled.get("num_attention_heads"), filled.get("hidden_size")
     if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         filled.setdefault("num_key_value_heads", heads)

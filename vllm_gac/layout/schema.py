@@ -239,6 +239,8 @@ class HfConfig(BaseModel):
     mlp_bias: bool = False
     hidden_act: Literal["silu"] = "silu"
     sliding_window: Annotated[int, Field(ge=1)] | None = None
+    # Engines look it up in torch, and end with an error of Python for another name.
+    dtype: Literal["bfloat16", "float16", "float32", "float64", "half", "float"] | None = None
     rope: RopeParameters = RopeParameters()
     experts: Experts | None = None
     gac: GacSection | None = None
