@@ -119,6 +119,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "architectures",
     ),
     "dense under gac's name": (config(architectures=["GacLlamaForCausalLM"]), "gac"),
+    "a dtype that torch lacks": (config(dtype="torch.bfloat16"), "dtype"),
+    "the same by its old key": (without(config(torch_dtype=[]), "dtype"), "dtype"),
     "a huge hidden size": (config(hidden_size=10**9), "hidden_size"),
     "a billion layers": (config(num_hidden_layers=10**9), "num_hidden_layers"),
     "no hidden size": (without(config(), "hidden_size"), "hidden_size"),
