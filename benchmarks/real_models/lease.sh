@@ -63,11 +63,11 @@ if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
   tar -czf "$OUT/answers.tgz" -C "$TEXTS" . 2> /dev/null || true
   cat "$TEXTS/texts.json" "$TEXTS/answers.json" > "$OUT/texts.txt" 2> /dev/null || true
-  # Plans, and of the statistics what they follow from: errors, probes and whole models.
+  # Plans, and of the statistics what they follow from: errors and probes.
   [ -e "$WORK/curves.npz" ] || [ ! -e "$STATS" ] || python3 - "$STATS" "$WORK/curves.npz" <<'PY' || true
 import sys, numpy, safetensors
 with safetensors.safe_open(sys.argv[1], "np") as file:
-    kept = [name for name in file.keys() if name.rpartition(".")[2] in ("probes", "whole") or ".errors." in name]
+    kept = [name for name in file.keys() if name.endswith(".probes") or ".errors." in name]
     numpy.savez_compressed(sys.argv[2], **{name: file.get_tensor(name) for name in kept})
 PY
   tar -czf "$OUT/plans.tgz" -C "$WORK" $(cd "$WORK" && ls ./*.plan.json ./curves.npz 2> /dev/null) || true

@@ -29,8 +29,6 @@ _ANSWERS = (
 # The dense model is served in bf16 as what all others are compared with.
 _DENSE = f'{_MEASURE} --rows "{DENSE}" --max-tokens 0 --precisions bf16 --samples $SAMPLES'
 _ROWS = ("KV .5", "all methods .8, KV .5", "KV .75", "all methods .9, KV .75")
-# The probe of latent keys in every layer, refitted: what calibrate measures as a whole, without.
-_PROBE = "latent keys alone, KV .75"
 # Where the time of a compression goes; each kernel is waited for.
 _PROFILE = (
     "CUDA_LAUNCH_BLOCKING=1 python3 -m cProfile -o $L/profile -m vllm_gac compress $MODEL "
@@ -94,7 +92,6 @@ def main() -> None:
         *(_make(f"{row}{HEALED}", 500, f"make-{directory_name(row)}") for row in _HEALED),
         *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
         *(_served(row, 120) for row in _ROWS),
-        _make(_PROBE, 130, "calibrate"),
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
         *(_texts(row, 80) for row in _ROWS),
         _job("profile", _PROFILE, 200, "make-kv--5"),

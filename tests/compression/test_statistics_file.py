@@ -21,7 +21,6 @@ from vllm_gac.compression.statistics_file import (
     read_layer_stats,
     read_probes,
     read_tokens,
-    read_whole,
 )
 from vllm_gac.errors import CheckpointError
 from vllm_gac.planning.losses import read_losses
@@ -51,7 +50,6 @@ def read(measured: Path, stats: Path) -> None:
     measured_of = check_stats(stats, checkpoint.layout, checkpoint.identity)
     read_errors(stats, checkpoint.layout, measured_of)
     read_probes(stats, checkpoint.layout, measured_of)
-    read_whole(stats, measured_of)
     for index in range(len(checkpoint.layout.layers)):
         read_layer_stats(stats, measured_of, index, "cpu")
     longest = checkpoint.config.max_position_embeddings
@@ -64,8 +62,12 @@ def contents(stats: Path) -> tuple[Arrays, dict[str, str]]:
         return load_file(stats), dict(file.metadata())
 
 
-def test_what_calibrate_writes_is_read(measured: Path) -> None:
+def test_what_calibrate_writes_is_read(measured: Path, tmp_path: Path) -> None:
     read(measured, measured / "stats")
+    arrays, metadata = contents(measured / "stats")
+    # Others of this format say what models lose in which every layer is a probe.
+    save_file(arrays | {"whole": np.ones((6, 8), np.float32)}, tmp_path / "older", metadata)
+    read(measured, tmp_path / "older")
 
 
 def filled(name: str, value: float) -> Callable[[Arrays], object]:
@@ -94,7 +96,6 @@ def typed(dtype: str) -> Callable[[Arrays], object]:
         (one("layers.0.errors.width", 3, np.nan), r"errors\.width: contains NaN"),
         (one("layers.0.errors.width", 3, -1.0), r"errors\.width: less than 0"),
         (one("layers.1.probes", 0, np.inf), r"layers\.1\.probes: contains NaN or infinity"),
-        (one("whole", 0, -1.0), "whole: less than 0"),
         (one("tokens", 0, -1), "tokens: -1 to"),
         (one("tokens", 9, 1 << 20), "tokens: 0 to 1048576, the model has 0 to"),
         (one("held", 0, -1), "held: -1 to"),
@@ -163,7 +164,7 @@ def test_a_sequence_longer_than_the_context_is_refused(measured: Path) -> None:
 def test_statistics_without_text_set_aside_are_read(measured: Path, tmp_path: Path) -> None:
     """As format 3 has them: the probes of the whole model, a divergence and a rise of the loss."""
     arrays, metadata = contents(measured / "stats")
-    del arrays["held"], arrays["whole"]
+    del arrays["held"]
     old = [arrays.pop(f"layers.{index}.probes").mean(1) for index in range(2)]
     stronger = [np.stack((9 * lost, lost), 1).flatten() for lost in old]
     arrays["probes"] = np.stack([np.stack((lost, 7 * lost), 1) for lost in stronger])

@@ -31,7 +31,6 @@ class Work:
         metric_tokens: Tokens that they are measured on.
         weight_bytes: Size of the model's weights.
         file_bytes: Size of the statistics file.
-        whole_tokens: Tokens that run through whole models of the probes, of all together.
     """
 
     layout: ModelLayout
@@ -43,7 +42,6 @@ class Work:
     metric_tokens: int
     weight_bytes: int
     file_bytes: int
-    whole_tokens: int = 0
 
     @property
     def device_bytes(self) -> int:
@@ -70,7 +68,7 @@ class Work:
         backward = max(
             (layers + 3) * self.metric_tokens, (layers + 1 + 2 * DRAWS) * self.probe_tokens
         )
-        forward = 2 * (self.tokens + self.probe_tokens + self.whole_tokens)
+        forward = 2 * (self.tokens + self.probe_tokens)
         return max(forward, backward) * self._state_bytes
 
     @property
@@ -94,7 +92,7 @@ class Work:
     def disk_bytes(self) -> int:
         """Most bytes on disk: statistics, metrics, gradients, and hidden states around a layer."""
         metrics = 4 * len(self.layout.layers) * sum(n * n for n in self.metrics)
-        states = 2 * (self.tokens + self.probe_tokens + self.whole_tokens) * self._state_bytes
+        states = 2 * (self.tokens + self.probe_tokens) * self._state_bytes
         return self.file_bytes + metrics + self._gradients + states
 
     @property

@@ -19,7 +19,7 @@ from vllm_gac.compression.methods.statistics import (
     of_input,
 )
 from vllm_gac.compression.moments import toward_diagonal
-from vllm_gac.compression.probes import probes, whole_sequences
+from vllm_gac.compression.probes import probes
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 
 # The fp64 covariance [n, n] of the input of each linear, by the linear's name. Beside them the
@@ -30,7 +30,7 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 STATISTICS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
 # The text that was fitted to, and the text that was set aside; and what probes lose on the latter.
-TOKENS, HELD, PROBES, WHOLE = "tokens", "held", "probes", "whole"
+TOKENS, HELD, PROBES = "tokens", "held", "probes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +119,7 @@ class Measured:
         length = self.sequence_length
         text: Shapes = {TOKENS: (self.tokens // length, length)}
         if self.held_tokens:
-            held = self.held_tokens // length
-            count = len(whole_sequences(held)) if self.probe_tokens else 0
-            shapes: Shapes = {WHOLE: (len(probes(layout, self.methods)), count)}
-            return shapes | text | {HELD: (held, length)}
+            return text | {HELD: (self.held_tokens // length, length)}
         tried: Shapes = {PROBES: (len(layout.layers), 2 * len(probes(layout, self.methods)), 2)}
         return tried | text
 

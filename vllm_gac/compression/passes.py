@@ -25,7 +25,6 @@ from vllm_gac.compression.measured import (
     PROBES,
     STATISTICS,
     TOKENS,
-    WHOLE,
     LayerStats,
     Measured,
     layer_shapes,
@@ -43,12 +42,10 @@ from vllm_gac.compression.moments import clip_weights, second_moment, size_limit
 from vllm_gac.compression.output_metrics import measure_output_metrics
 from vllm_gac.compression.probes import (
     DRAWS,
-    divergences,
     measure_gradients,
     measure_layer,
     positions,
     probes,
-    whole_sequences,
 )
 from vllm_gac.compression.reference_model import (
     Reference,
@@ -100,7 +97,8 @@ def measure_statistics(
         run = _Run(model, read, tokens, held, file, measured, progress)
         _measure_metrics(run)
         _measure_gradients(run)
-        file.finish({WHOLE: _stream(run), TOKENS: tokens, HELD: held})
+        _stream(run)
+        file.finish({TOKENS: tokens, HELD: held})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +156,11 @@ def _measure_gradients(run: _Run) -> None:
     measure_gradients(run.model, run.read, run.probed, keep, progress=run.progress)
 
 
-def _stream(run: _Run) -> torch.Tensor:
-    """For every layer not on disk yet: observe it, append its statistics, pass its output on.
-
-    Returns what the whole models of each probe lose, [probes, sequences].
-    """
+def _stream(run: _Run) -> None:
+    """For every layer not on disk yet: observe it, append its statistics, pass its output on."""
     file, measured, model, read = run.file, run.measured, run.model, run.read
     layers, compressors = len(model.layout.layers), measured.compressors(model.layout)
-    tried, rows = probes(model.layout, measured.methods), whole_sequences(len(run.probed))
+    tried = probes(model.layout, measured.methods)
     done = file.whole_layers()
     done = done if _hidden_path(file, done).exists() else 0
     written: Future[None] | None = None
@@ -175,15 +170,13 @@ def _stream(run: _Run) -> torch.Tensor:
             shapes = {
                 "hidden": (*run.tokens.shape, size),
                 "held": (*run.probed.shape, size),
-                "small": (len(tried), len(rows), run.probed.shape[1], size),
             }
             kept = kept_tensors(_hidden_path(file, done), shapes)
-            hidden, held, small = (states.to(model.home) for states in kept.values())
+            hidden, held = (states.to(model.home) for states in kept.values())
         else:
             hidden, held = (
                 states.to(model.home) for states in embed_all(model, read, (run.tokens, run.probed))
             )
-            small = held[rows].expand(len(tried), -1, -1, -1)
         each, show = len(run.tokens) + len(held), run.progress
         with tqdm(
             total=each * (layers - done),
@@ -207,16 +200,15 @@ def _stream(run: _Run) -> torch.Tensor:
                 layer = MeasuredLayer(model.layout, weights, steady, model.inv_freq)
                 errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
                 if len(held):
-                    errors[PROBES], small = _probed(run, index, layer, tried, held, small)
+                    errors[PROBES] = _probed(run, index, layer, tried, held)
                     held = layer_outputs(model, model.layout.layers[index], weights, held)
                     bar.update(len(held))
-                states = {"hidden": hidden, "held": held, "small": small}
+                states = {"hidden": hidden, "held": held}
                 if written is not None:
                     written.result()
                 written = writer.submit(_write_layer, file, index, states, {**stats, **errors})
         if written is not None:
             written.result()
-        return divergences(model, read, held[rows], small)
 
 
 def _write_layer(
@@ -236,17 +228,13 @@ def _probed(
     layer: MeasuredLayer,
     tried: Sequence[Probe],
     held: torch.Tensor,
-    small: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the probes of layer `index` lose, [probes * sequences]; and what leaves it in whole
-    models of each of them.
-    """
+) -> torch.Tensor:
+    """What the probes of layer `index` lose, [probes * sequences]."""
     count, length, size = held.shape
     shape = (DRAWS, count, len(positions(length)), size)
     gradients = kept_tensors(_gradients_path(run.file, index), {"gradients": shape})["gradients"]
     gradients = gradients.to(held.device)
-    divergence, leaving = measure_layer(run.model, layer, tried, held, gradients, small)
-    return divergence.flatten(), leaving
+    return measure_layer(run.model, layer, tried, held, gradients).flatten()
 
 
 def _read_metrics(run: _Run, index: int, linears: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -10,18 +10,13 @@ diverge by about half the mean of (g_t e_t)^2: the quadratic form of the Fisher 
 what errors at different tokens have in common. So a backward pass through the dense model and one
 layer for each probe are enough, and the time grows in proportion to the layers. The output is
 computed at some of the tokens only.
-
-What errors at different tokens and in different layers have in common, and what is not quadratic, a
-whole model tells: for each part, one in which every layer has its probe. On few sequences it runs
-beside the dense model, layer by layer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch.nn.functional import kl_div
 
-from vllm_gac.compression.backward import ROWS, backward
+from vllm_gac.compression.backward import backward
 from vllm_gac.compression.methods.base import MeasuredLayer, Probe
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.methods.registry import methods_of
@@ -30,19 +25,13 @@ from vllm_gac.compression.reference_model import (
     after_mlp,
     attended_values,
     batches,
-    head_weights,
     layer_forward,
-    layer_outputs,
     project,
-    unembed,
 )
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.texts.token_text import evenly_spread
 
 # Of the next token of every token.
 DRAWS = 2
-# Sequences that the whole models run on, at most.
-_WHOLE_SEQUENCES = 8
 # One in so many tokens has its output computed, unless sequences are short.
 _STEP, _MIN_POSITIONS = 8, 64
 
@@ -104,19 +93,13 @@ def measure_gradients(
     )
 
 
-def whole_sequences(count: int) -> list[int]:
-    """Which of `count` sequences the whole models run on."""
-    return evenly_spread(min(count, _WHOLE_SEQUENCES), count)
-
-
 def measure_layer(
     model: Reference,
     layer: MeasuredLayer,
     tried: Sequence[Probe],
     hidden: torch.Tensor,
     gradients: torch.Tensor,
-    entering: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """What each probe of a layer is expected to lose.
 
     Args:
@@ -125,14 +108,10 @@ def measure_layer(
         tried: The probes.
         hidden: The hidden states that enter it, [count, length, hidden].
         gradients: Those of `measure_gradients`.
-        entering: The hidden states that enter it in the whole models of each probe,
-            [probes, sequences, length, hidden].
 
     Returns:
-        fp32 [probes, count], in nats per token of each sequence; and the hidden states that leave
-        it in these models.
+        fp32 [probes, count], in nats per token of each sequence.
     """
-    leaving = torch.empty_like(entering)
     at = positions(hidden.shape[1]).to(model.device)
     dense = list(_outputs(model, model.layout.layers[0], layer.weights, hidden, at))
     divergence = torch.empty(len(tried), len(hidden))
@@ -151,33 +130,6 @@ def measure_layer(
                 "dnph,nph->dnp", gradients[:, rows].to(model.device), after - before
             )
             divergence[number, rows] = (products.square().mean((0, 2)) / 2).cpu().float()
-        leaving[number] = layer_outputs(model, probe.layer, smaller, entering[number])
-    return divergence, leaving
-
-
-def divergences(
-    model: Reference, read: Callable[[str], torch.Tensor], dense: torch.Tensor, small: torch.Tensor
-) -> torch.Tensor:
-    """How far the predictions of smaller models diverge from the dense one's.
-
-    Args:
-        model: The dense model.
-        read: Reads its tensors.
-        dense: What leaves its last layer, [count, length, hidden].
-        small: What leaves theirs, [models, count, length, hidden].
-
-    Returns:
-        fp32 [models, count], in nats per token of each sequence.
-    """
-    last, divergence = head_weights(model, read), torch.zeros(small.shape[:2])
-    for row, sequence in enumerate(dense[:, :-1]):
-        for start in range(0, len(sequence), ROWS):
-            some = slice(start, start + ROWS)
-            expected = unembed(model, last, sequence[some].to(model.device)).log_softmax(-1)
-            for number, states in enumerate(small[:, row, :-1]):
-                got = unembed(model, last, states[some].to(model.device)).log_softmax(-1)
-                lost = kl_div(got, expected, reduction="sum", log_target=True)
-                divergence[number, row] += max(float(lost), 0.0) / len(sequence)
     return divergence
 
 

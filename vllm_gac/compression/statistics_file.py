@@ -16,8 +16,6 @@ layers.{i}.query_energy    [KV heads * head_dim / 2] of each pair of queries: bo
 layers.{i}.errors.{name}  [full + 1] the error of a method at every dim (methods/base.py)
 layers.{i}.probes         [probes, sequences] what each probe loses on text that was set aside, in
                           nats per token of each sequence (probes.py)
-whole                     [probes, sequences] what models lose in which every layer has the same
-                          probe, on few of these sequences
 tokens                    int32 [count, length], the text that was fitted to: compressed layers are
                           refitted on what they get for it (refit.py)
 held                      int32 [count, length], text that was set aside, on which models are
@@ -46,7 +44,6 @@ from vllm_gac.compression.measured import (
     HELD,
     PROBES,
     TOKENS,
-    WHOLE,
     LayerStats,
     Measured,
     covariances_of,
@@ -265,15 +262,6 @@ def read_probes(path: Path, layout: ModelLayout, measured: Measured) -> Floats:
         return _read(path, PROBES)[:, 1::2, :1]
     layers = range(len(layout.layers))
     return np.stack([_read(path, f"layers.{index}.{PROBES}") for index in layers])
-
-
-def read_whole(path: Path, measured: Measured) -> Floats:
-    """What the whole models of each probe lose [probes, sequences] (probes.py), in nats per token.
-
-    There are no sequences if that was not measured. `measured` is from `check_stats`. Raises
-    CheckpointError if one is not finite and at least 0.
-    """
-    return _read(path, WHOLE, minimum=0.0) if measured.held_tokens else np.zeros((0, 0), np.float32)
 
 
 def _read(path: Path, name: str, minimum: float | None = None) -> Floats:

@@ -22,7 +22,6 @@ from vllm_gac.compression.measured import (
 )
 from vllm_gac.compression.methods.registry import METHODS, experts_fault, methods_of
 from vllm_gac.compression.passes import measure_statistics
-from vllm_gac.compression.probes import probes, whole_sequences
 from vllm_gac.compression.statistics_file import FORMAT
 from vllm_gac.compression.statistics_writer import StatsFile, stats_file
 from vllm_gac.errors import CheckpointError
@@ -233,7 +232,6 @@ def work_of(checkpoint: Checkpoint, file: StatsFile, measured: Measured) -> Work
     layout = checkpoint.layout
     weights = (checkpoint.tensors[name] for name in layout.tensors())
     length = measured.sequence_length
-    whole = len(whole_sequences(measured.probe_tokens // length)) * length
     return Work(
         layout=layout,
         tokens=measured.tokens,
@@ -244,7 +242,6 @@ def work_of(checkpoint: Checkpoint, file: StatsFile, measured: Measured) -> Work
         metric_tokens=measured.metric_tokens,
         weight_bytes=sum(DTYPES[x.dtype].bytes * math.prod(x.shape) for x in weights),
         file_bytes=file.size,
-        whole_tokens=whole * len(probes(layout, measured.methods)),
     )
 
 
