@@ -24,6 +24,7 @@ from vllm_gac.compression.statistics_file import (
 )
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import layout_of
+from vllm_gac.planning.expected_loss import interval
 from vllm_gac.planning.losses import loss_by_sequence, measured_losses, read_losses
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
@@ -156,3 +157,12 @@ def test_a_sequence_that_no_quadratic_form_describes_makes_no_layer_dear(
     monkeypatch.setattr("vllm_gac.planning.losses.read_probes", with_outlier)
     for one, other in zip(read_losses(stats, dense, measured), expected, strict=True):
         assert 0.2 < float(one["rotary1"][0] / other["rotary1"][0]) < 5
+
+
+def test_the_range_of_a_loss_is_wider_where_documents_differ() -> None:
+    assert interval(np.ones(8)) is None
+    alike, differing = interval(np.ones(16)), interval(np.linspace(0.5, 1.5, 16))
+    assert alike is not None
+    assert differing is not None
+    assert 0 < differing[0] < alike[0] < 1 < alike[1] < differing[1]
+    assert interval(np.zeros(16)) == (0, 0)
