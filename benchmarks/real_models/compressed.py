@@ -83,7 +83,8 @@ class Making:
         return "--device", self.device, "--quiet"
 
     def _run(self, out: Path, *arguments: str) -> None:
-        command = [sys.executable, "-m", "vllm_gac", *arguments, "--json"]
+        module = "benchmarks.real_models.heal" if arguments[0] == "heal" else "vllm_gac"
+        command = [sys.executable, "-m", module, *arguments, "--json"]
         log = out.with_suffix(".log")
         with log.open("a") as output:
             print("$", *command[1:], file=output, flush=True)
