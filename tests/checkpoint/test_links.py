@@ -1,7 +1,6 @@
 """Links out of a model directory are not followed; those of the Hub's cache are, all of them."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,18 +79,6 @@ def test_links_are_followed_within_the_directory_and_the_hubs_cache(
     (model / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match=str(model / name)):
         read(model)
-
-
-def test_links_that_older_tools_wrote_are_copied_as_the_error_says(tmp_path: Path) -> None:
-    model, linked = write(tmp_path / "blobs", config()), tmp_path / "all links"
-    linked.mkdir()
-    for file in model.iterdir():
-        (linked / file.name).symlink_to(file)
-    with pytest.raises(CheckpointError) as refused:
-        open_checkpoint(linked)
-    _, _, copy = str(refused.value).partition("copy the files themselves: ")
-    subprocess.run(["sh", "-c", copy], cwd=tmp_path, check=True)
-    open_checkpoint(tmp_path / "COPY")
 
 
 def test_a_local_directory_of_links_into_the_cache_is_read(tmp_path: Path) -> None:

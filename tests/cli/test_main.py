@@ -156,30 +156,6 @@ def test_names_cannot_break_the_line_or_steer_the_terminal(
 # ---- inspect and verify ----------------------------------------------------------------------
 
 
-def test_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_model(tmp_path, gac_config())
-    printed = result(capsys, "inspect", tmp_path)
-    assert list(printed) == [
-        "format",
-        "layers",
-        "parameters",
-        "kv_bytes_per_token",
-        "dims",
-        "aligned_dims",
-        "aligned_fraction",
-        "expected_loss",
-        "measured",
-    ]
-    assert main(["inspect", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "format      gac"
-    assert lines[-3:] == [
-        "layers  keys           values  MLP width  ranks",
-        "0       rotary 2 x 12  1 x 24  40         down_proj 8",
-        "1       latent 2 x 8   2 x 8   32         -",
-    ]
-
-
 def test_inspect_joins_equal_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(write_model(tmp_path, config(num_hidden_layers=12)))]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("0-11    rotary 2 x 16  2 x 16")

@@ -15,20 +15,15 @@ from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression import passes
 from vllm_gac.compression.backward import entering_states, head_gradients
-from vllm_gac.compression.methods.base import MeasuredLayer
-from vllm_gac.compression.methods.compress_layer import compress_layer
-from vllm_gac.compression.methods.lowrank import Factors
 from vllm_gac.compression.methods.statistics import metric_of, of_input
 from vllm_gac.compression.moments import shrunk
 from vllm_gac.compression.output_metrics import measure_output_metrics
-from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import (
     Reference,
     embed,
     head,
     layer_forward,
     layer_weights,
-    logits,
     reference,
 )
 from vllm_gac.compression.statistics_file import check_stats
@@ -91,33 +86,6 @@ def test_drawn_tokens_give_the_fisher_information_of_the_predictions() -> None:
     assert float(drawn.mean(0).norm() / expected.trace().sqrt()) < 0.2
 
 
-@pytest.mark.slow
-def test_the_error_of_a_rank_is_the_nats_per_token_that_it_loses() -> None:
-    model, tensors = exact_model()
-    read, tokens = tensors.__getitem__, random_tokens(64, 40)
-    metrics = measured_metrics(model, tensors, tokens)
-    dense = logits(model, read, tokens)[:, :-1].log_softmax(-1)
-    hidden = embed(model, read, tokens)
-    for index in range(2):
-        of_layer = layer_weights(model, read, index)
-        stats, hidden = observe_layer(model, of_layer, hidden)
-        stats = {**stats, **{metric_of(name): m for name, m in metrics[index].items()}}
-        layer = MeasuredLayer(model.layout, of_layer, stats, model.inv_freq)
-        for linear in LINEARS:
-            errors = Factors(linear).errors(layer)
-            rank = len(errors) - 3
-            target = replace(model.layout.layers[index], ranks=MappingProxyType({linear: rank}))
-            small = {
-                f"model.layers.{index}.{name}": tensor
-                for name, tensor in compress_layer(layer, target).items()
-            }
-            layers = [target if i == index else model.layout.layers[i] for i in range(2)]
-            smaller = replace(model, layout=replace(model.layout, layers=tuple(layers)))
-            got = logits(smaller, {**tensors, **small}.__getitem__, tokens)
-            lost = (dense.exp() * (dense - got[:, :-1].log_softmax(-1))).sum(-1).mean()
-            assert 0.7 < float(errors[rank] / lost) < 1.4, (index, linear)
-
-
 # ---- in the statistics -----------------------------------------------------------------------
 
 
@@ -163,22 +131,6 @@ def test_a_run_stopped_between_metrics_goes_on_and_ends_in_the_same_bytes(
         calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
     assert (tmp_path / "stats").read_bytes() == (tmp_path / "undisturbed").read_bytes()
     assert not list(tmp_path.glob("*.partial"))
-
-
-def test_metrics_of_another_calibration_are_not_used(
-    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*args: Any, **options: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(passes, "observe_layer", stop)
-        fewer = replace(RUN, max_tokens=128)
-        with pytest.raises(KeyboardInterrupt):
-            calibrate(model, [text], tmp_path / "stats", fewer, progress=False)
-    calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
-    calibrate(model, [text], tmp_path / "fresh", RUN, progress=False)
-    assert (tmp_path / "stats").read_bytes() == (tmp_path / "fresh").read_bytes()
 
 
 def test_what_was_calibrated_for_no_low_rank_factorizes_nothing(

@@ -9,7 +9,6 @@ from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import MISTRAL, assert_same_logits, write
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
 from vllm_gac.importers.open_any import open_any_format
-from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.inspect import inspect
 
 MHA = config(num_attention_heads=4, num_key_value_heads=4)
@@ -98,30 +97,3 @@ def test_the_form_that_decodes_cheapest_is_served(
     layer = checkpoint.layout.layers[0]
     assert (layer.key.form, layer.key.heads, layer.key.size) == key
     assert (layer.value.heads, layer.value.size) == value
-
-
-def test_values_are_rebuilt_where_o_proj_would_outgrow_what_the_cache_saves() -> None:
-    """Llama-3-8B in groups of four: keys of 229 out of 512 make up for values of 488."""
-    from vllm_gac.importers.palu import Projection, _cheapest
-
-    llama3 = layout_of(
-        config(
-            hidden_size=4096,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            head_dim=128,
-            intermediate_size=14336,
-            num_hidden_layers=1,
-        )
-    )
-    prefix = "model.layers.0.self_attn."
-    k = Projection(f"{prefix}k_proj", (229, 229), has_bias=False)
-    for rank, keys, form in (
-        (488, {k.name: k}, "latent"),
-        (488, {}, "rotary"),
-        (256, {}, "rotary"),
-    ):
-        v = Projection(f"{prefix}v_proj", (rank, rank), has_bias=False)
-        layer = _cheapest(llama3, {**keys, v.name: v}, 0)
-        assert layer.key.form == form
-        assert layer.value.size == (128 if (rank, keys) == (488, {}) else rank)

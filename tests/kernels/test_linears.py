@@ -60,21 +60,6 @@ def test_linears_and_activations_agree_with_torch_on_a_gpu(seed: int) -> None:
 
 
 @pytest.mark.gpu
-def test_swiglu_is_for_a_few_tokens_of_wide_mlps() -> None:
-    def of(tokens: int, features: int, width: int, dtype: torch.dtype = torch.bfloat16) -> bool:
-        x = torch.empty(tokens, width, dtype=dtype, device="cuda")
-        return is_faster(x, torch.empty(2 * features, width, dtype=dtype, device="cuda"))
-
-    assert of(1, 4096, 1024)
-    assert of(32, 11520, 4096, torch.float16)
-    assert not of(33, 11520, 4096)
-    assert not of(0, 11520, 4096)
-    assert not of(1, 4088, 1024)
-    assert not of(1, 4096, 1020)
-    assert not of(1, 4096, 1024, torch.float32)
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(30))
 def test_fp8_rows_agree_with_torch_on_a_gpu(seed: int) -> None:
     check(seed, "cuda")

@@ -268,19 +268,6 @@ def test_the_expected_count_is_rate_times_duration(process: Process, cv: float, 
 # ---- lengths -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", list(length_tables()))
-def test_tables_are_quantiles_and_attributed(name: str) -> None:
-    table = length_table(name)
-    assert (table.probabilities[0], table.probabilities[-1]) == (0, 1)
-    assert list(table.probabilities) == sorted(set(table.probabilities))
-    for quantiles in (table.input, table.output):
-        assert len(quantiles) == len(table.probabilities)
-        assert list(quantiles) == sorted(quantiles)
-        assert quantiles[0] >= 1
-    assert "http" in table.attribution
-    assert "CC-BY" in table.attribution or "Apache" in table.attribution
-
-
 # ---- prompts -------------------------------------------------------------------------------------
 
 RULES = PromptRules(block_tokens=16, low=100, high=5000, seed=7)

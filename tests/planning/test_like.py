@@ -81,7 +81,7 @@ def test_dims_are_aligned_near_the_tools_and_spend_no_more(tool: str, tmp_path: 
         assert all(within_window(dense.layout, layer, near, part) for part in parts)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(shares=st.lists(st.floats(0.4, 0.9), min_size=28, max_size=28))
 def test_where_every_dim_is_allowed_the_tools_own_are_chosen(
     demo: Checkpoint, shares: list[float]

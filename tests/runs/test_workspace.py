@@ -144,15 +144,6 @@ def test_an_empty_directory_is_nobodys_loss(out: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
-def test_a_run_killed_in_its_last_moment_leaves_nothing_for_good(out: Path) -> None:
-    run(out)
-    for resume in (False, True):
-        out.with_name("out.partial").mkdir()
-        with pytest.raises(DiskError, match=f"{out}: "):
-            run(out, resume=resume)
-        assert [path.name for path in out.parent.iterdir()] == ["out"]
-
-
 def test_what_cannot_be_renamed_is_copied(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rename = Path.rename
 

@@ -33,15 +33,6 @@ def test_every_layer_shape_agrees_with_the_reference(tmp_path: Path) -> None:
     assert blocks == 2**30 // (block_size * bytes_per_token)
 
 
-def test_mistral_sliding_window_agrees_with_the_reference(tmp_path: Path) -> None:
-    layers = [HETEROGENEOUS[i] for i in (0, 1, 3, 5)]
-    write_model(tmp_path / "model", layers, model_type="mistral", sliding_window=64)
-    # No --load-format: a gac directory is recognized by its config and loaded strictly.
-    with serve(tmp_path / "model", tmp_path / "log", *CHUNKED) as server:
-        assert_agrees_with_reference(server, tmp_path / "model")
-        assert "load_format=gac" in server.log.read_text()
-
-
 @pytest.mark.parametrize("kv_heads", [4, 1])
 def test_normed_latents_on_two_ranks_agree_with_the_reference(
     tmp_path: Path, kv_heads: int

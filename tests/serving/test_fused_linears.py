@@ -3,7 +3,6 @@
 import logging
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -12,12 +11,11 @@ from vllm.config import KernelConfig, LoRAConfig, VllmConfig, set_current_vllm_c
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.model_loader import reload
 
-from vllm_gac.kernels import silu_mul, swiglu
+from vllm_gac.kernels import silu_mul
 from vllm_gac.kernels.skinny_gemm import launch as kernel
 from vllm_gac.serving.model import fused_linears
 from vllm_gac.serving.model.fused_linears import FusedLinears
 from vllm_gac.serving.model.linear import LowRankLinear, UpFactor, project, project_gated
-from vllm_gac.serving.model.llama import GacMLP
 
 SHAPES = ((6, 8), (4, 16), (5, 24))
 
@@ -63,22 +61,6 @@ def test_a_linear_is_plain_if_it_only_multiplies_by_its_weight(
         assert fused_linears.is_plain(linear) == (not change and not settings)
 
 
-@pytest.mark.parametrize("plain", [True, False])
-@pytest.mark.parametrize("faster", [True, False])
-def test_an_mlp_runs_gate_up_and_activation_in_one_kernel_if_it_is_faster(
-    plain: bool, faster: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(swiglu, "is_faster", lambda x, weight: faster)
-    monkeypatch.setattr(swiglu, "swiglu_linear", lambda x, weight: "one kernel")
-    mlp: Any = GacMLP.__new__(GacMLP)
-    nn.Module.__init__(mlp)
-    mlp.is_fused, mlp.is_plain = True, plain
-    mlp.gate_up_proj, mlp.act_fn = mock.Mock(return_value=("GEMM", None)), "{}, SwiGLU".format
-    for is_cuda in (True, False):
-        gated = mlp._gated(SimpleNamespace(is_cuda=is_cuda))
-        assert gated == ("one kernel" if is_cuda and plain and faster else "GEMM, SwiGLU")
-
-
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Linears count as plain ones on a GPU. Returns the calls of the kernel, which is torch."""
@@ -103,34 +85,6 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def _swiglu(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.chunk(2, dim=1)
     return nn.functional.silu(gate) * up
-
-
-def _separately(launch: Any, x: torch.Tensor) -> list[torch.Tensor]:
-    parts = x.split([linear.weight.shape[1] for linear in launch.linears], dim=1)
-    return [linear(part)[0] for linear, part in zip(launch.linears, parts, strict=True)]
-
-
-@pytest.mark.parametrize("shapes", [SHAPES[:1], SHAPES])
-@pytest.mark.parametrize("plain", [True, False])
-@pytest.mark.parametrize("tiling", [None, "tiles"])
-def test_plain_linears_take_one_launch_if_that_is_faster(
-    shapes: Any,
-    plain: bool,
-    tiling: str | None,
-    on_a_gpu: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(kernel, "faster_tiling", lambda x, weights, is_gated: tiling)
-    launch = _launch(*shapes)
-    launch.is_plain = plain
-    x = torch.randn(3, sum(in_size for _, in_size in shapes))
-    beside = launch.try_run(x)
-    if not plain or tiling is None:
-        assert beside is None
-        assert on_a_gpu == []
-    else:
-        torch.testing.assert_close(beside, torch.cat(_separately(launch, x), dim=1))
-        assert on_a_gpu == [f"{len(shapes)} by tiles"]
 
 
 def test_vllm_does_not_wait_for_counters_when_it_loads_weights_again(

@@ -237,12 +237,3 @@ def test_new_engine_options_are_named(
     monkeypatch.setattr("sys.argv", ["vllm_contract", *(str(tmp_path / x) for x in fields)])
     assert command.main() == 0
     assert "new engine options in vLLM unknown: seed\n" in capsys.readouterr().out
-
-
-def test_a_tree_of_git_which_has_no_version_is_checked_like_a_release(tmp_path: Path) -> None:
-    small_release(tmp_path)
-    (tmp_path / "vllm/_version.py").unlink()
-    tree = Release(tmp_path, tmp_path)
-    assert tree.version == "unknown"
-    ours = tmp_path / "vllm_gac/ours.py"
-    assert [*Uses(tree, "vllm_gac.ours", ours, "ours.py").broken()] == []

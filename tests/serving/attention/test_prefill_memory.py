@@ -24,7 +24,6 @@ from vllm_gac.serving.attention.prefill import (
 from vllm_gac.serving.attention.prefill_kernels import (
     ContextLayout,
     attend,
-    in_place_kernel,
     kernel_bytes,
 )
 from vllm_gac.serving.attention.prefill_memory import prefill_bytes, row_bytes, tokens_at_once
@@ -199,28 +198,6 @@ def test_memory_does_not_grow_with_the_number_of_sequences() -> None:
     assert unbounded > 36 << 30
 
 
-@pytest.mark.parametrize(
-    ("geometry", "memory", "longest", "mebibytes"),
-    [
-        (ROTARY, 0, 131072, 320),
-        (ROTARY, H200, 131072, 640),
-        (LATENT, 0, 131072, 512),
-        (LATENT, H200, 131072, 1024),
-        (ROTARY, 24 << 30, 8192, 160),
-        (CacheGeometry(32, 128, 32, 128, 32, 128), H200, 131072, 2048),  # 64 GiB of cache in all
-    ],
-)
-def test_rows_take_one_context_or_a_share_of_the_gpu(
-    geometry: CacheGeometry, memory: int, longest: int, mebibytes: int
-) -> None:
-    layer = layer_of(geometry, "FA4" if geometry is ROTARY else "FA3")
-    row = row_bytes(layer, quantized=geometry.key_heads == 32, dtype=torch.bfloat16)
-    tokens = tokens_at_once(row, memory, longest, 256)
-    assert tokens >= longest
-    assert tokens * row == mebibytes * MIB
-    assert tokens_at_once(2560, H200, 512, 4) == 4 * 512  # all that four sequences can take
-
-
 def test_kernels_that_read_pages_gather_nothing() -> None:
     layer = layer_of(CacheGeometry(32, 96, 8, 96, 8, 96), "FA3")
     assert row_bytes(layer, quantized=False, dtype=torch.bfloat16) == 0
@@ -246,17 +223,6 @@ def test_few_tokens_after_a_long_past_read_pages(
 ) -> None:
     calls, _ = run(layer_of(ROTARY, "FA4", in_place="FA3"), chunks, 1 << 17, quantized)
     assert {(name, context.block_table is not None) for name, context in calls} == {(kernel, pages)}
-
-
-def test_pages_are_read_by_flash_attention_3_on_hopper_alone() -> None:
-    hopper = SimpleNamespace(capability=(9, 0), installed=("FA2", "FA3", "FA4"))
-    assert in_place_kernel("FA4", (96, 64), hopper) == "FA3"
-    assert in_place_kernel("FA3", (96, 96), hopper) is None
-    assert in_place_kernel("FA4", (160, 128), hopper) is None  # not as fast from pages
-    assert (
-        in_place_kernel("FA4", (96, 64), SimpleNamespace(capability=(10, 0), installed=("FA4",)))
-        is None
-    )
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write, write_text
 from tests.support.hub import files_of
-from vllm_gac.checkpoint import atomic_files
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError, GacError, PlanError
@@ -271,56 +270,3 @@ class TestRefused:
         self.refused("plan.json", PlanError, plan=tmp_path / "o" / "plan.json")
         calibrate(other, [self.text], tmp_path / "s", FEW, progress=False)
         self.refused(str(tmp_path / "s"), stats=tmp_path / "s", calibration=())
-
-
-class TestInterrupted:
-    """A run that stops does not make OUT, and can be resumed."""
-
-    @pytest.fixture(autouse=True)
-    def _setup(self, model: Path, text: Path, tmp_path: Path) -> None:
-        self.out, self.partial = tmp_path / "out", tmp_path / "out.partial"
-        self.arguments: dict[str, Any] = {"calibration": [text], **RATIOS, **SMALL}
-        self.model = model
-
-    def run(self, **options: Any) -> None:
-        compress(self.model, self.out, **self.arguments | options)
-
-    def interrupt(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-        """Stop the run when it is about to write its second shard."""
-        write_tensors = atomic_files.write_tensors
-
-        def stop(path: Path, *arguments: Any) -> None:
-            if path.name.startswith("model-00002"):
-                raise error
-            write_tensors(path, *arguments)
-
-        monkeypatch.setattr("vllm_gac.checkpoint.layer_shards.write_tensors", stop)
-        with pytest.raises(type(error)):
-            self.run()
-        monkeypatch.undo()
-        assert not self.out.exists()
-        assert self.partial.is_dir()
-
-    @pytest.mark.parametrize("error", [KeyboardInterrupt(), CheckpointError("disk full")])
-    def test_resumed_bytes_are_those_of_an_undisturbed_run(
-        self, monkeypatch: pytest.MonkeyPatch, error: BaseException, tmp_path: Path
-    ) -> None:
-        compress(self.model, tmp_path / "undisturbed", **self.arguments)
-        self.interrupt(monkeypatch, error)
-        self.run(resume=True)
-        assert files_of(self.out) == files_of(tmp_path / "undisturbed")
-        assert not self.partial.exists()
-
-    def test_a_stopped_run_is_neither_forgotten_nor_mixed_up(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self.interrupt(monkeypatch, KeyboardInterrupt())
-        with pytest.raises(CheckpointError, match=r"--resume.*stats\.safetensors"):
-            self.run()
-        other = self.out.with_name("other")
-        stats = self.partial / "stats.safetensors"  # the message names this file
-        compress(self.model, other, **self.arguments | {"calibration": (), "stats": stats})
-        with pytest.raises(CheckpointError, match="param_ratio"):
-            self.run(resume=True, plan=PlanRequest(param_ratio=0.7))
-        assert self.partial.is_dir()
-        self.run(resume=True)
