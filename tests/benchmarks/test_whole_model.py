@@ -28,20 +28,6 @@ def test_every_cell_has_a_model(name: str) -> None:
     assert layout.kv_elements <= dense.kv_elements
 
 
-def test_models_have_the_dims_of_their_names() -> None:
-    assert round(model("dense", LLAMA).layout.parameters / 1e9, 2) == 8.03
-    latent = model("latent-64", LLAMA).layout.layers[0]
-    assert (latent.key.form, latent.key.heads, latent.key.size) == ("latent", 8, 64)
-    assert (latent.value.heads, latent.value.size) == (4, 128)
-    palu = model("palu-heads", LLAMA).layout
-    assert [x.key.size for x in palu.layers[:4]] == [114, 118, 122, 126]
-    assert [x.value.size for x in palu.layers[:4]] == [114, 117, 121, 125]
-    assert palu == model("palu-heads-repaired", LLAMA).layout
-    low_rank = model("low-rank-merged", TINY.dense)
-    assert low_rank.options == {"weights": "dummy", "merge_factors": True}
-    assert any(layer.ranks for layer in low_rank.layout.layers)
-
-
 def test_an_unknown_cell_is_refused() -> None:
     with pytest.raises(SystemExit, match="--cells"):
         chosen("dense bf8")

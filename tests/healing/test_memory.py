@@ -37,15 +37,6 @@ MEASURED = (
 WHOLE, LORA = (memory(LLAMA3_8B, LLAMA3_8B, (2, 2), 8192, rank) for rank in (None, 32))
 
 
-def test_the_parts_of_a_model_of_llama3_8bs_shape() -> None:
-    layers = LLAMA3_8B.parameters - 2 * 128256 * 4096
-    assert WHOLE.trained == 16 * layers
-    assert WHOLE.weights == 2 * 2 * 128256 * 4096
-    assert WHOLE.teacher == LORA.weights == 2 * LLAMA3_8B.parameters
-    assert LORA.trained < 2 * GB
-    assert WHOLE.activations < 25 * GB
-
-
 def test_whole_weights_if_there_is_room_else_adapters() -> None:
     assert chosen_rank("auto", 32, WHOLE, LORA, 200 * GB) is None
     assert chosen_rank("auto", 32, WHOLE, LORA, 80 * GB) == 32
@@ -68,15 +59,6 @@ def test_offloaded_moments_make_room_for_whole_weights() -> None:
         chosen_rank("full", 32, whole, lora, 141 * GB, 80 * GB)
 
 
-def test_several_gpus_share_all_but_embeddings_and_activations() -> None:
-    four = memory(LLAMA3_8B, LLAMA3_8B, (2, 2), 8192, None, processes=4)
-    assert four.trained == WHOLE.trained // 4
-    assert four.weights == WHOLE.weights
-    assert four.teacher == pytest.approx((WHOLE.teacher - WHOLE.weights) / 4 + WHOLE.weights)
-    assert 0 < four.activations - WHOLE.activations < 11 * GB
-    assert four.total < 80 * GB
-
-
 def test_what_does_not_fit_is_refused_with_its_parts() -> None:
     with pytest.raises(HealingError, match=r"111\.7 .* 75\.2 GB") as refused:
         chosen_rank("full", 32, WHOLE, LORA, 80 * GB)
@@ -86,15 +68,13 @@ def test_what_does_not_fit_is_refused_with_its_parts() -> None:
         chosen_rank("auto", 32, WHOLE, LORA, 24 * GB)
 
 
-@pytest.mark.parametrize(("gpu", "processes", "rank", "offloaded", "measured"), MEASURED)
-def test_what_was_measured_is_expected_with_some_to_spare(
-    gpu: str, processes: int, rank: int | None, offloaded: bool, measured: float, tmp_path: Path
-) -> None:
+def test_what_was_measured_is_expected_with_some_to_spare(tmp_path: Path) -> None:
     layouts = write_models(tmp_path)
-    needed = memory(layouts["gac"], layouts["dense"], (2, 2), 8192, rank, processes)
-    if offloaded:
-        needed = needed.with_offload
-    assert 3 * GB < needed.total - GB * measured < 10 * GB
+    for gpu, processes, rank, offloaded, measured in MEASURED:
+        needed = memory(layouts["gac"], layouts["dense"], (2, 2), 8192, rank, processes)
+        if offloaded:
+            needed = needed.with_offload
+        assert 3 * GB < needed.total - GB * measured < 10 * GB, (gpu, processes, rank)
 
 
 def test_small_models_run_more_tokens_at_once_within_an_eighth_of_the_gpu() -> None:

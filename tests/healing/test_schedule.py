@@ -16,12 +16,6 @@ def test_each_pass_has_every_sequence_once_in_an_order_of_its_own() -> None:
     assert len({tuple(each) for each in passes}) == 5
 
 
-def test_the_order_is_the_same_whenever_it_is_asked_for() -> None:
-    first, second = (Schedule(100, 8, 50, 1.0) for _ in range(2))
-    backwards = {step: second.rows(step) for step in reversed(range(50))}
-    assert all(first.rows(step) == backwards[step] for step in range(50))
-
-
 def test_the_rate_warms_up_and_falls_to_a_tenth() -> None:
     made = Schedule(sequences=9, batch=1, steps=400, learning_rate=2.0)
     rates = [made.rate(step, 0, 1.0) for step in range(400)]

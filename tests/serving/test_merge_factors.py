@@ -31,7 +31,6 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.gpu.profile import Types
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.tensor_parallel import repeated_heads, repeated_tensor
-from vllm_gac.serving.config import served_layout
 from vllm_gac.serving.config.served_layout import align_config, shard_config
 from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.loader import GacModelLoader
@@ -90,20 +89,6 @@ def product(factors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     tensor = factors[name if name in factors else f"{linear}.B.{kind}"].float()
     down = factors.get(f"{linear}.A.{kind}")
     return tensor if down is None else tensor @ down.float()
-
-
-def test_the_price_is_logged_in_parameters_and_cached_tokens(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(
-        served_layout.logger, "info", lambda line, *values: lines.append(line % values)
-    )
-    for requested in ({}, {"quantization": "fp8_per_tensor", "cache_dtype": "fp8"}):
-        stored = aligned(model, requested, align="none", **MERGE).stored
-        more = stored.without_ranks().parameters - stored.parameters
-        assert f"{100 * more / stored.parameters:+.2f} % parameters" in lines[-1]
-        assert f"{-more / stored.kv_elements:+,.0f} tokens" in lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -187,20 +172,6 @@ def test_a_model_in_the_types_of_its_plan_gives_no_warning(model: Path) -> None:
     warning = str(_other_types(stub.served, stub))  # type: ignore[arg-type]
     assert "an FP8 cache" in warning
     assert MERGE_FACTORS not in warning
-
-
-@pytest.mark.parametrize(
-    ("options", "lora", "recommended"), [({}, None, 1), ({}, object(), 0), (MERGE, None, 0)]
-)
-def test_the_option_is_recommended_in_fp8_if_it_is_off_and_can_be_taken(
-    model: Path, options: dict[str, Any], lora: object, recommended: int
-) -> None:
-    stub = VllmConfigStub(model, options, quantization="fp8_per_tensor")
-    stub.model_config.hf_config.gac["source"] = {"planned_for": asdict(Types())}
-    align_config(stub)  # type: ignore[arg-type]
-    stub.lora_config = lora
-    warning = _other_types(stub.served, stub)  # type: ignore[arg-type]
-    assert str(warning).count(MERGE_FACTORS) == recommended
 
 
 @pytest.mark.slow

@@ -212,19 +212,6 @@ def test_only_gac_may_be_named_for_all_layers_and_on_a_gpu(monkeypatch: pytest.M
             check_engine_options(requested(attention=attention))
 
 
-def test_a_choice_of_kernels_that_our_layers_do_not_follow_is_logged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    warnings: list[str] = []
-    logger = SimpleNamespace(warning=lambda text, *values: warnings.append(text % values))
-    monkeypatch.setattr(engine_options, "logger", logger)
-    check_engine_options(requested())
-    assert warnings == []
-    attention = {"backend": "TRITON_ATTN", "flash_attn_version": 2}
-    check_engine_options(requested(attention=attention))
-    assert warnings[0].startswith("TRITON_ATTN, FlashAttention 2")
-
-
 @pytest.mark.parametrize("architecture", [family.architecture for family in FAMILIES.values()])
 def test_a_dense_model_of_every_family_is_cached_head_by_head(architecture: str) -> None:
     config = check_dense("auto", architecture=architecture)
