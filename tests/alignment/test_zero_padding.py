@@ -37,16 +37,6 @@ def test_the_padded_tensors_are_those_of_the_padded_layout(
         assert tuple(tensor.shape) in shapes, name
 
 
-@given(models(), rules)
-def test_padding_adds_zeros_and_moves_nothing(model: RandomModel, strategy: Any) -> None:
-    padded = model.padded(padded_layout(model.layout, strategy))
-    for name, tensor in model.weights.items():
-        kept, values = padded[name][padded[name] != 0], tensor[tensor != 0]
-        if padded[name].ndim > tensor.ndim:  # a norm of all heads has a row for each key head now
-            values = values.repeat(len(padded[name]))
-        assert torch.equal(kept, values), name
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @settings(max_examples=5)
 @given(models())

@@ -37,7 +37,8 @@ FORMS = {
 }
 # The heads of a dense Qwen3 have one norm, so that its keys cannot have other pairs for each.
 NORMED = ("latent", "prune", "lowrank", "all")
-FORMS_OF = dict.fromkeys(FAMILIES, ("selected pairs", "all")) | {
+FORMS_OF = dict.fromkeys(FAMILIES, ("all",)) | {
+    "qwen2": ("selected pairs", "all"),  # whose biases have pairs, too
     "phi3": tuple(FORMS),
     "qwen3": NORMED,
     "qwen3_moe": ("latent",),

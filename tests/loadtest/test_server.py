@@ -40,17 +40,6 @@ def test_a_server_listens_inside_the_block_and_not_after_an_error(tmp_path: Path
     assert not is_listening(port)
 
 
-def test_children_of_a_server_end_with_it(tmp_path: Path) -> None:
-    port = free_port()
-    mock = f"{sys.executable} -m loadtest mock --port {port}"
-    command = ["sh", "-c", f"sleep 600 & echo $! >{tmp_path}/child; {mock}; true"]
-    url = f"http://127.0.0.1:{port}"
-    with running_server(command, {"PYTHONPATH": str(ROOT)}, url, tmp_path / "log", PATIENCE):
-        child = psutil.Process(int((tmp_path / "child").read_text()))
-        assert child.is_running()
-    wait_until_gone([child])
-
-
 def test_a_server_that_exits_later_is_an_error_with_the_end_of_its_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

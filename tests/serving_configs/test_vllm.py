@@ -1,7 +1,6 @@
 """Every flag of serving_configs/vllm is one that this vLLM knows, with a reason beside it."""
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -49,23 +48,3 @@ def test_vllm_takes_every_flag_as_it_stands(path: Path, parsed: dict[str, dict[s
         got = got[0] if isinstance(got, list) else got
         expected = {"auto": -1, "1G": 1 << 30}.get(value, value)
         assert got == expected, flag
-
-
-@pytest.mark.slow
-def test_what_sets_each_deployment_apart(parsed: dict[str, dict[str, Any]]) -> None:
-    assert all(options["load_format"] == "gac" for options in parsed.values())
-    assert {name: options["tensor_parallel_size"] for name, options in parsed.items()} == {
-        "cpu-demo": 1,
-        "long-context": 1,
-        "one-gpu": 1,
-        "two-gpus": 2,
-    }
-    assert parsed["cpu-demo"]["enforce_eager"] is True
-    assert parsed["long-context"]["enable_prefix_caching"] is True
-    # With several API servers vLLM 0.32 does not drain: they let go of the engine at SIGTERM, and
-    # streams hang until the timeout ends them.
-    assert all(o["api_server_count"] in (None, 1) for o in parsed.values() if o["shutdown_timeout"])
-    # No queue without a limit, and none that an overloaded server only fills further.
-    for options in parsed.values():
-        assert options["max_num_queued_reqs"] or options["max_num_queued_tokens"]
-        assert (options["max_num_queued_reqs"] or math.inf) >= 4 * options["max_num_seqs"]

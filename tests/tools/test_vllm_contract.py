@@ -191,22 +191,6 @@ def test_only_the_sources_of_a_wheel_are_unpacked(tmp_path: Path) -> None:
     assert sources_of("9.9.9", tmp_path / "build") == root, "a version is not fetched twice"
 
 
-@pytest.mark.parametrize(
-    ("release", "sentence"),
-    [
-        ("not-a-wheel.whl", "not-a-wheel.whl: no wheel; give the path of one, or a version"),
-        ("empty", "holds no folder vllm; give the directory above it"),
-    ],
-)
-def test_what_is_no_release_is_refused_in_a_sentence(
-    release: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit, match=sentence):
-        sources_of(release, tmp_path / "build")
-
-
 def test_the_command_prints_what_is_broken_and_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

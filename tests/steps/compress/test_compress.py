@@ -92,9 +92,16 @@ def write_plan(path: Path, model: Path, layout: ModelLayout) -> Path:
     return path
 
 
-# Of a mixture of experts only heads are compressed: tests/steps/compress/test_experts.py.
-@pytest.mark.parametrize("name", [name for name in MODELS if "moe" not in name])
-@pytest.mark.parametrize("methods", [("heads", "prune"), ("heads", "lowrank")], ids="-".join)
+# Of a mixture of experts only heads are compressed: tests/steps/compress/test_experts.py. Where low
+# rank meets what a layer is made of, it is tried, too.
+LOW_RANK = ("gqa", "biased everywhere", "qwen3, bf16", "phi3, bf16, shards")
+
+
+@pytest.mark.parametrize(
+    ("name", "methods"),
+    [(name, ("heads", "prune")) for name in MODELS if "moe" not in name]
+    + [(name, ("heads", "lowrank")) for name in LOW_RANK],
+)
 def test_budgets_hold_and_the_result_can_be_served(
     name: str, methods: tuple[str, ...], text: Path, tmp_path: Path
 ) -> None:
