@@ -86,7 +86,7 @@ test: lint .venv/.extra-grafana $(DEBIAN)/.unpacked  ## lint, then every test bu
 	$(PYTEST) -m "not slow and not gpu"
 
 test-slow: $(TESTED_EXTRAS:%=.venv/.extra-%) $(DEBIAN)/.unpacked  ## the slow tests, and those of optional parts
-	$(PYTEST) -m "(slow or needs) and not gpu" $(WHICH)
+	$(PYTEST) -m "(slow or needs) and not gpu"
 
 test-all: PYTEST += --hypothesis-profile "new examples"
 test-all: test test-slow test-wheel  ## everything that needs no GPU
