@@ -56,8 +56,8 @@ def add_parser(verbs: options.Verbs) -> None:
         "--plan",
         type=options.path,
         metavar="PLAN.json",
-        help="what 'vllm-gac plan' has written, instead of budgets and methods; with --held-out, "
-        "the loss that it was made for is measured",
+        help="what 'vllm-gac plan' has written, instead of budgets and methods; with --held-out "
+        "or --score, the loss that it was made for is measured",
     )
     how = parser.add_argument_group("how to run")
     options.add_revision(how)
@@ -67,7 +67,7 @@ def add_parser(verbs: options.Verbs) -> None:
         metavar="STATS.safetensors",
         help="what calibrate has measured, instead of --calibration",
     )
-    options.add_options(CompressRequest, {"run": how}, ("sequence_length",))
+    options.add_options(CompressRequest, {"first": parser, "run": how}, ("sequence_length",))
     options.add_device(how)
     options.add_resume(parser, how)
     parser.set_defaults(run=run)
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.steps.compress.compress import compress
     from vllm_gac.steps.compress.inputs import held_out_text
     from vllm_gac.steps.inspect import KV_CACHE_BYTES
-    from vllm_gac.steps.max_loss.attempt import Attempt, described
+    from vllm_gac.steps.max_loss.attempt import Attempt, asked_for, described
 
     done = compress(
         args.model,
@@ -123,11 +123,13 @@ def run(args: argparse.Namespace) -> int:
     print_layers([layer.section() for layer in layout.layers])
     if reached:
         measured = Attempt(**reached["measured"], layers=[])
+        by = "" if measured.scores else f", on {measured.tokens:,} tokens of held-out text"
         print(
-            f"\nAsked for:   perplexity at most {reached['asked']:.2%} higher\n"
-            f"Measured:    {described(measured)}, on {measured.tokens:,} tokens of held-out text; "
-            f"models tried: {len(reached['tried'])}"
+            f"\nAsked for:   {asked_for(reached['asked'], measured)}\n"
+            f"Measured:    {described(measured)}{by}; models tried: {len(reached['tried'])}"
         )
+        if not measured.scores:
+            print("             This promises nothing for tasks; --score COMMAND measures one.")
     if done.measured:
         print(f"\nMeasured on documents that were set aside: {done.measured}")
     print(f"\n{serve_hint(args.out)}")

@@ -37,6 +37,10 @@ class VersionError(GacError):
     """A file, or the installed vLLM, has a version that this release does not work with."""
 
 
+class CommandError(GacError):
+    """A command that the user gave failed; the run can go on afterwards."""
+
+
 class HealingError(GacError):
     """Healing cannot be done as asked, or made the model no better."""
 

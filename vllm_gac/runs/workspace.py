@@ -24,7 +24,7 @@ from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import TEMPORARY, copy_file, sync_directory, write_json
 from vllm_gac.checkpoint.strict_json import read_json
-from vllm_gac.errors import CheckpointError, DiskError, GacError
+from vllm_gac.errors import CheckpointError, CommandError, DiskError, GacError
 from vllm_gac.errors.sanitize import sanitize
 
 _FORMAT = 2  # of run.json; work of a release with another one is not continued
@@ -38,7 +38,7 @@ _MEASURED = (
 # What compressed layers get, for their refit (steps/compress/refitting.py).
 _STREAMS = "streams-*.safetensors"
 # What was tried for a loss that was asked for (steps/max_loss/search.py).
-_TRIED = ("try-*", "tries.json")
+_TRIED = ("try-*", "tries.json", "dense_score.json")
 # The state of a healing (healing/state_file.py).
 HEALING = "healing.safetensors"
 # What was written so far (steps/generate/rows.py).
@@ -118,8 +118,9 @@ def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[N
         try:
             yield
         except GacError as e:
-            # The same input is refused again; only a full disk may have room the next time.
-            if not isinstance(e, DiskError):
+            # The same input is refused again. A full disk may have room the next time, and the
+            # user may mend a command.
+            if not isinstance(e, DiskError | CommandError):
                 _remove_all(directory, (_MODEL, _STREAMS, *_TRIED))
             kept = directory.rglob("*.safetensors"), directory.glob(_ROWS[0])
             if not any(itertools.chain(*kept)):

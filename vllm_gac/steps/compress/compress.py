@@ -27,6 +27,8 @@ from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.compress.write import write_compressed
 from vllm_gac.steps.evaluate.compare import Baseline
 from vllm_gac.steps.evaluate.measured_model import measure_model
+from vllm_gac.steps.max_loss.attempt import Found
+from vllm_gac.steps.max_loss.score import found_by_score
 from vllm_gac.steps.max_loss.search import MAX_TRIES, search_max_loss
 from vllm_gac.steps.measurement import Measurement
 from vllm_gac.steps.model_run import Output
@@ -90,6 +92,7 @@ def compress(
         stats: A statistics file that `calibrate` wrote, instead.
         held_out: Texts that were not calibrated on, to measure the loss on if the plan's request
             has a `max_loss`: models are written and measured, at most five, until one is near it.
+            Instead, the request's `score` may be a command that measures it.
         revision: A branch, tag or commit of a model on the Hub. None: main.
         device: The torch device to compute on. None: the first GPU if there is one, else the CPU.
         resume: Whether to continue a run that was stopped.
@@ -102,6 +105,7 @@ def compress(
         CheckpointError: The model, the text or the statistics cannot be used, or `out`.partial
             holds the work of another run.
         PlanError: The plan or the budgets cannot be met, or no model is within the loss.
+        CommandError: The request's `score` fails; what was done is kept for `resume`.
         DiskError: `out` exists, or the disk is full.
 
     Examples:
@@ -126,13 +130,18 @@ def compress(
     output = Output(Path(out), "compress", files, resume)
     output.check()
     inputs = CompressInputs.open(
-        directory, requested, calibration=calibration, stats=stats, held_out=held_out
+        directory,
+        requested,
+        calibration=calibration,
+        stats=stats,
+        held_out=held_out,
+        score=request.score,
     )
     checkpoint = inputs.checkpoint
     with output.run({"device": device, **inputs.record, **record_of(request)}) as run:
         if run.finished:
             return _recorded(run.model, checkpoint)
-        if isinstance(inputs.plan, PlanRequest) and inputs.held_out:
+        if isinstance(inputs.plan, PlanRequest) and inputs.measures_loss:
             logger.info(
                 "one calibration, then up to %d models are written and measured (predicted for %s)",
                 MAX_TRIES,
@@ -157,19 +166,21 @@ def compress(
                 calibrated_on=calibrated_on,
             )
 
+        baseline = Baseline(
+            directory, inputs.held_out, max_tokens=_MAX_MEASURED, device=device, progress=progress
+        )
+
+        def measure(model: Path) -> Found:
+            if request.score is not None:
+                return found_by_score(request.score, model, directory, run.work)
+            return Found.of(baseline.compare(model))
+
         chosen, reached = inputs.plan, None
         if isinstance(chosen, PlanRequest):
             assert stats is not None  # given, or measured above
-            if inputs.held_out:
-                baseline = Baseline(
-                    directory,
-                    inputs.held_out,
-                    max_tokens=_MAX_MEASURED,
-                    device=device,
-                    progress=progress,
-                )
+            if inputs.measures_loss:
                 chosen, reached = search_max_loss(
-                    checkpoint, chosen, stats, run.work, write, baseline.compare
+                    checkpoint, chosen, stats, run.work, write, measure
                 )
             else:
                 chosen = measured_plan(checkpoint, stats, chosen)

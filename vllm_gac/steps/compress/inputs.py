@@ -19,6 +19,7 @@ from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.calibrate import StatsSpec
 from vllm_gac.steps.calibrate.text import calibration_texts, sha256_of, text_files
+from vllm_gac.steps.max_loss.score import check_command
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class CompressInputs:
         stats: The statistics that were given; None if there are none, or nothing shrinks.
         calibration: The texts to measure them on; empty if that is not needed.
         held_out: The texts that the loss is measured on; empty if none was asked for.
+        measures_loss: Whether the loss is measured, on these or by a command.
         record: What tells a run that goes on whether these are still the same.
     """
 
@@ -43,6 +45,7 @@ class CompressInputs:
     stats: Path | None
     calibration: list[Path]
     held_out: list[Path]
+    measures_loss: bool
     record: dict[str, Any]
 
     @classmethod
@@ -54,6 +57,7 @@ class CompressInputs:
         calibration: Sequence[str | Path],
         stats: Path | None,
         held_out: Sequence[str | Path],
+        score: str | None = None,
     ) -> "CompressInputs":
         """Open all of them.
 
@@ -65,13 +69,15 @@ class CompressInputs:
         auxiliary_files(directory)  # refuses files that cannot be copied before the work begins
         if warning := dtype_warning(checkpoint):
             logger.warning("%s", warning)
-        plan = _plan(requested, checkpoint, by_loss=bool(held_out))
+        if score is not None:
+            check_command(score)
+        plan = _plan(requested, checkpoint, by_loss=bool(held_out) or score is not None)
         layout = planned_layout(checkpoint, plan) if isinstance(plan, Plan) else None
         shrinks = layout != checkpoint.layout
         if calibration and stats is not None:
             raise CheckpointError("--calibration has no effect with --stats; give one of them")
         texts = calibration_texts(directory, calibration) if shrinks and stats is None else []
-        measured_on = _held_out(directory, held_out, plan)
+        measured_on = _held_out(directory, held_out, score, plan)
         sums = {
             name: [sha256_of(text) for text in files]
             for name, files in (("calibration", texts), ("held_out", measured_on))
@@ -92,6 +98,7 @@ class CompressInputs:
             stats if shrinks else None,
             texts,
             measured_on,
+            bool(measured_on) or score is not None,
             record,
         )
 
@@ -141,19 +148,26 @@ def _stats_record(path: Path, checkpoint: Checkpoint, layout: ModelLayout | None
     return {**measured.metadata, "file": size_and_time(path)}
 
 
-def _held_out(model: Path, given: Sequence[str | Path], plan: Plan | PlanRequest) -> list[Path]:
-    """The texts that the loss is measured on; empty if none was asked for."""
+def _held_out(
+    model: Path, given: Sequence[str | Path], score: str | None, plan: Plan | PlanRequest
+) -> list[Path]:
+    """The texts that the loss is measured on; empty if none was asked for, or by a command."""
+    if given and score is not None:
+        raise CheckpointError("--held-out has no effect with --score; give one of them")
     if isinstance(plan, Plan) or plan.max_loss is None:
-        if given:
+        if given or score is not None:
+            flag = "--held-out" if given else "--score"
             raise CheckpointError(
-                "--held-out has no effect without --max-loss, or a plan made with it"
+                f"{flag} has no effect without --max-loss, or a plan made with it"
             )
+        return []
+    if score is not None:
         return []
     if given:
         return text_files(given, "measure the loss on")
     if (text := held_out_text(model)) is None:
         raise CheckpointError(
             f"--max-loss {plan.max_loss:.2%}: the loss is measured; give --held-out FILE, text "
-            "like the calibration's that is not part of it"
+            "like the calibration's that is not part of it, or --score COMMAND"
         )
     return [text]

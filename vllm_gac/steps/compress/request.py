@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.options import refuse_unexpected
+from vllm_gac.options import option, refuse_unexpected
 from vllm_gac.steps.calibrate.request import MAX_TOKENS, SEQUENCE_LENGTH
 
 
@@ -25,6 +25,16 @@ class CompressRequest:
 
     max_tokens: int | None = field(default=None, metadata=MAX_TOKENS)
     sequence_length: int = field(default=512, metadata=SEQUENCE_LENGTH)
+    score: str | None = field(
+        default=None,
+        metadata=option(
+            "--score",
+            "instead of --held-out: run as COMMAND MODEL_DIR, it prints a score on its last line, "
+            "more is better; --max-loss is how far below the dense model's it may fall",
+            metavar="COMMAND",
+            group="first",
+        ),
+    )
 
     def __post_init__(self) -> None:
         """Refuse, by its flag, what no compression can be asked for."""

@@ -1,9 +1,9 @@
 """The fastest or smallest model whose measured loss is within the asked one.
 
-A plan is made for an expected loss, the model is written and compared with the dense one on
-held-out text, and the next plan may lose more or less, until what is measured is near what was
-asked for. What was measured is kept in the workspace: a run that goes on begins with the model that
-was not measured yet.
+A plan is made for an expected loss, the model is written and compared with the dense one, on
+held-out text or by a score, and the next plan may lose more or less, until what is measured is near
+what was asked for. What was measured is kept in the workspace: a run that goes on begins with the
+model that was not measured yet.
 """
 
 import logging
@@ -25,8 +25,15 @@ from vllm_gac.planning.predicted_times import share_of_our_kernels
 from vllm_gac.planning.problem import Problems
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.runs.workspace import remove_temporaries
-from vllm_gac.steps.evaluate.compare import MIN_WINDOWS, Comparison
-from vllm_gac.steps.max_loss.attempt import Attempt, as_recorded, described, record
+from vllm_gac.steps.evaluate.compare import MIN_WINDOWS
+from vllm_gac.steps.max_loss.attempt import (
+    Attempt,
+    Found,
+    as_recorded,
+    asked_for,
+    described,
+    record,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +57,7 @@ def search_max_loss(
     stats: Path,
     workspace: Path,
     write: Write,
-    measure: Callable[[Path], Comparison],
+    measure: Callable[[Path], Found],
 ) -> tuple[Plan, dict[str, Any]]:
     """Write the fastest or smallest model that is measured to lose at most `request.max_loss`.
 
@@ -89,6 +96,7 @@ def search_max_loss(
             layers=layers,
             our_kernels=share_of_our_kernels(plan),
             bytes=None if held is None else held["used"] / held["dense"],
+            scores=measured.scores,
         )
         tries.append(attempt)
         write_json(workspace / _TRIES, {"tries": [asdict(each) for each in tries]})
@@ -100,8 +108,8 @@ def search_max_loss(
     if best is None:
         tried = "; ".join(map(described, tries))
         raise PlanError(
-            f"--max-loss {request.max_loss:.2%}: no model was measured to lose so little, with the "
-            f"upper end of its interval ({tried}); allow more, or give more --held-out text"
+            f"--max-loss {request.max_loss:.2%}: no model was surely measured to have "
+            f"{asked_for(request.max_loss, tries[0])} ({tried}); allow more, or measure on more"
         )
     directory, model = _written(workspace, tries.index(best)), workspace / "model"
     if directory.exists():  # else it was moved before the run was stopped
@@ -151,7 +159,7 @@ def _measured_before(workspace: Path) -> list[Attempt]:
     return [Attempt(**attempt) for attempt in read_json(path)["tries"]] if path.exists() else []
 
 
-def _measured(measure: Callable[[Path], Comparison], directory: Path) -> Comparison:
+def _measured(measure: Callable[[Path], Found], directory: Path) -> Found:
     """Compare a model with the dense one. Raises CheckpointError if there is too little text."""
     measurement = measure(directory)
     if measurement.interval is None:
