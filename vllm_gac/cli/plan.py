@@ -39,32 +39,20 @@ def add_parser(verbs: options.Verbs) -> None:
         "tool made of MODEL, as 'import' takes it, or a JSON file of its ranks, {LINEAR: RANK}",
     )
     parser.add_argument("--out", type=options.path, metavar="PLAN.json", help="write the plan here")
-    parser.add_argument(
-        "--plot",
-        type=options.path,
-        metavar="FILE.svg",
-        help="draw the plan here, with the extra plots",
-    )
     options.add_planning(parser)
     options.add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan. If the options ask for it, write and draw it, too."""
-    from vllm_gac.checkpoint.atomic_files import write_json, write_text
+    """Print the plan. If the options ask for it, write it, too."""
+    from vllm_gac.checkpoint.atomic_files import write_json
     from vllm_gac.checkpoint.hub import model_directory
-    from vllm_gac.checkpoint.open import open_checkpoint
     from vllm_gac.errors import PlanError
     from vllm_gac.planning.planner import plan
 
-    if args.plot is not None and args.plot.suffix.lower() != ".svg":
-        args.usage_error(f"--plot {args.plot}: only SVG is drawn; name it so")
-    if args.plot is not None:
-        from vllm_gac.planning.plot import svg_of  # before the work: it needs an extra
-    for file in (args.out, args.plot):
-        if file is not None and os.path.lexists(file):
-            raise PlanError(f"{file}: exists; remove it or choose another file")
+    if args.out is not None and os.path.lexists(args.out):
+        raise PlanError(f"{args.out}: exists; remove it or choose another file")
     given_budgets = options.given(args, *options.BUDGETS, "methods")
     if args.like is not None and given_budgets:
         flag = options_of(PlanRequest)[next(iter(given_budgets))].flags[0]
@@ -77,8 +65,6 @@ def run(args: argparse.Namespace) -> int:
     as_json = made.model_dump(mode="json")
     if args.out is not None:
         write_json(args.out, as_json)
-    if args.plot is not None:
-        write_text(args.plot, svg_of(made, open_checkpoint(model)))
     if args.json:
         print_json(as_json)
     else:
