@@ -25,7 +25,7 @@ from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.steps.verify import verify
 
 # Keys that users may change, or that change no answer.
-FREE = {"max_position_embeddings", "rms_norm_eps", "sliding_window", "rope", "experts"}
+FREE = {"dtype", "max_position_embeddings", "rms_norm_eps", "sliding_window", "rope", "experts"}
 # Any other value is refused by the schema or by vllm_gac.serving.config.foreign_code.
 NAMES = {"model_type", "architectures", "hidden_act"}
 
