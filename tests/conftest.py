@@ -74,14 +74,26 @@ def _cuda_is_available() -> bool:
 
 @pytest.fixture(scope="session")
 def compressed_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model as `make serve` compresses it, made once a session by the command itself."""
-    directory = tmp_path_factory.getbasetemp()
+    """The demo model as `make serve` compresses it, made by the command itself."""
+    return _made_once(tmp_path_factory, "demo-gac", "compress", demo.MODEL, *MAKE_SERVE)
+
+
+@pytest.fixture(scope="session")
+def demo_statistics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `compress` measures of the demo model for its usual methods, and on as much text."""
+    asked = ("--text", demo.CALIBRATION, "--method", "heads,prune", "--device", "cpu")
+    return _made_once(tmp_path_factory, "demo-stats", "calibrate", demo.MODEL, *asked)
+
+
+def _made_once(factory: pytest.TempPathFactory, name: str, *words: str | Path) -> Path:
+    """What a command writes as --out, once for all processes of a session."""
+    directory = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         directory = directory.parent  # of all processes
-    out = directory / "demo-gac"
-    with (directory / "demo-gac.lock").open("w") as lock:
+    out = directory / name
+    with (directory / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not out.exists():
-            command = [Path(sys.executable).parent / "vllm-gac", "compress", demo.MODEL]
-            subprocess.run([*command, "--out", out, *MAKE_SERVE], check=True)
+            command = [Path(sys.executable).parent / "vllm-gac", *words, "--out", out]
+            subprocess.run(command, check=True)
     return out

@@ -7,13 +7,11 @@ import pytest
 from tests.conftest import MAKE_SERVE
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.statistics_file import check_stats
-from vllm_gac.demo import CALIBRATION, MODEL, PLAN
+from vllm_gac.demo import MODEL, PLAN
 from vllm_gac.planning.losses import Losses, read_losses
 from vllm_gac.planning.plan_file import planned_layout, read_plan
 from vllm_gac.planning.planner import best_plan
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.calibrate.calibrate import calibrate
-from vllm_gac.steps.calibrate.request import CalibrateRequest
 
 ASKED = PlanRequest(param_ratio=0.85, kv_ratio=0.75)
 ROOT = Path(__file__).parents[2]
@@ -52,12 +50,12 @@ def loss(losses: Losses) -> float:
 
 
 @pytest.mark.slow
-def test_calibrating_as_compress_does_leads_to_it(tmp_path: Path) -> None:
+def test_calibrating_as_compress_does_leads_to_it(demo_statistics: Path) -> None:
     """Not to the same digits: sums depend on the number of threads and on the processor."""
-    stats, dense = tmp_path / "stats.safetensors", open_checkpoint(MODEL)
-    calibrate(MODEL, [CALIBRATION], stats, CalibrateRequest(ASKED.methods), progress=False)
-    measured = check_stats(stats, dense.layout, dense.identity)
-    losses, shipped = read_losses(stats, dense.layout, measured), read_plan(PLAN, dense)
+    dense = open_checkpoint(MODEL)
+    shipped = read_plan(PLAN, dense)
+    measured = check_stats(demo_statistics, dense.layout, dense.identity)
+    losses = read_losses(demo_statistics, dense.layout, measured)
     assert measured.metadata["tokens_sha256"] == shipped.notes["calibration"]["tokens_sha256"]
     best = best_plan(dense, losses, ASKED)
     assert best.expected_loss == pytest.approx(shipped.expected_loss, rel=0.01)

@@ -72,6 +72,8 @@ def test_logprobs_are_those_of_transformers_and_of_the_reference(tmp_path: Path)
             calibration=[text],
             progress=False,
         )
+    # Dense, a window and YaRN are vLLM's own, which compressed models have, too.
+    dense = {name: made for name, made in dense.items() if " with " not in name}
     directories = [str(path) for _, path in dense.values()] + [str(p) for p in small.values()]
     answers = each_in_engine_process(served, [[directory] for directory in directories])
     by_directory = dict(zip(directories, answers, strict=True))

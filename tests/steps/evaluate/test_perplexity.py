@@ -16,7 +16,6 @@ from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress.compress import compress
-from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.evaluate.perplexity import evaluate
 from vllm_gac.steps.verify import verify
 from vllm_gac.texts.token_text import windows
@@ -95,10 +94,10 @@ def test_a_model_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_demo_loses_little_as_served_and_more_as_the_ratios_fall(
-    compressed_demo: Path, tmp_path: Path
+    compressed_demo: Path, demo_statistics: Path, tmp_path: Path
 ) -> None:
-    asked, few = PlanRequest(param_ratio=0.65, kv_ratio=0.375), CompressRequest(max_tokens=1 << 13)
-    compress(demo.MODEL, tmp_path / "s", asked, few, calibration=[demo.CALIBRATION], progress=False)
+    asked = PlanRequest(param_ratio=0.65, kv_ratio=0.375)
+    compress(demo.MODEL, tmp_path / "s", asked, stats=demo_statistics, progress=False)
     dense, served, small = (
         evaluate(model, [demo.HELD_OUT], sequence_length=512, max_tokens=12 * 512).perplexity
         for model in (demo.MODEL, compressed_demo, tmp_path / "s")
