@@ -9,6 +9,7 @@ these a run that goes on knows its own.
 import logging
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 # Returns a tensor by its full name, e.g. "model.layers.0.mlp.up_proj.weight".
 ReadTensor: TypeAlias = "Callable[[str], torch.Tensor]"
+# Threads that read and check a layer for a GPU, which would wait for one of them.
+_READERS = 8
 
 
 def write_layer_shards(
@@ -74,6 +77,18 @@ def read_layer(layout: ModelLayout, read: ReadTensor, index: int) -> "dict[str, 
     """Read the tensors of layer `index` of `layout`, by their names within the layer."""
     prefix = _layer_prefix(index)
     return {name.removeprefix(prefix): read(name) for name, _ in layout.layer_tensors(index)}
+
+
+def read_layer_for(
+    device: str, layout: ModelLayout, read: ReadTensor, index: int
+) -> "dict[str, torch.Tensor]":
+    """As `read_layer`, by several threads if the `device` to compute on is a GPU."""
+    if device == "cpu":
+        return read_layer(layout, read, index)
+    names = [name for name, _ in layout.layer_tensors(index)]
+    with ThreadPoolExecutor(_READERS) as readers:
+        tensors = dict(zip(names, readers.map(read, names), strict=True))
+    return read_layer(layout, tensors.__getitem__, index)
 
 
 def _shard_name(index: int, layers: int) -> str:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
-from vllm_gac.checkpoint.layer_shards import read_layer
+from vllm_gac.checkpoint.layer_shards import read_layer_for
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
@@ -97,7 +97,7 @@ def embed_all(
     embedding = read("model.embed_tokens.weight")
     for tokens in batches:
         refuse_unknown_tokens(model.layout, tokens)
-        yield embedding[tokens.to("cpu")].to(model.device, model.dtype)
+        yield cast(model, embedding[tokens.to("cpu")])
 
 
 def refuse_unknown_tokens(layout: ModelLayout, tokens: Tensor) -> None:
@@ -111,11 +111,13 @@ def refuse_unknown_tokens(layout: ModelLayout, tokens: Tensor) -> None:
 
 def layer_weights(model: Reference, read: Callable[[str], Tensor], index: int) -> dict[str, Tensor]:
     """The tensors of layer `index` by their names within the layer, in the model's dtype."""
+    stored = read_layer_for(model.device.type, model.layout, read, index)
+    return {name: cast(model, stored.pop(name)) for name in list(stored)}
 
-    def read_cast(name: str) -> Tensor:
-        return read(name).to(model.device, model.dtype)
 
-    return read_layer(model.layout, read_cast, index)
+def cast(model: Reference, tensor: Tensor) -> Tensor:
+    """A tensor on the model's device in its dtype, sent as it is stored, which is smaller."""
+    return tensor.to(model.device).to(model.dtype)
 
 
 def head(model: Reference, read: Callable[[str], Tensor], hidden: Tensor) -> Tensor:
@@ -127,7 +129,7 @@ def head_weights(model: Reference, read: Callable[[str], Tensor]) -> tuple[Tenso
     """The last norm [hidden] and the unembedding [vocab, hidden], in the model's dtype."""
     tied = model.layout.tie_word_embeddings
     names = ("model.norm.weight", "model.embed_tokens.weight" if tied else "lm_head.weight")
-    norm, unembedding = (read(name).to(model.device, model.dtype) for name in names)
+    norm, unembedding = (cast(model, read(name)) for name in names)
     return norm, unembedding
 
 

@@ -23,6 +23,7 @@ from vllm_gac.compression.reference_model import (
     after_mlp,
     attended_values,
     batches,
+    cast,
     layer_outputs,
     mlp_activations,
     project,
@@ -122,7 +123,7 @@ def layer_output(
 def _cast(model: Reference, weights: Weights) -> dict[str, torch.Tensor]:
     """The tensors on the model's device in its dtype; RoPE tables keep theirs."""
     return {
-        name: t.to(model.device, t.dtype if name.endswith("rope_inv_freq") else model.dtype)
+        name: t.to(model.device) if name.endswith("rope_inv_freq") else cast(model, t)
         for name, t in weights.items()
     }
 

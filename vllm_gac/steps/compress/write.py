@@ -8,7 +8,7 @@ import torch
 
 from vllm_gac.checkpoint.atomic_files import write_json
 from vllm_gac.checkpoint.base_model import base_model
-from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
+from vllm_gac.checkpoint.layer_shards import read_layer_for, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.measured import Measured, shrink_covariances
 from vllm_gac.compression.methods.base import MeasuredLayer
@@ -39,8 +39,8 @@ def write_compressed(
     """Write the model that `plan` makes from the dense model `checkpoint` into `directory`.
 
     Shards that exist are not written again. `stats` may be None if nothing shrinks. Layers are
-    refitted on what the layers before really give them; what that needs between two layers is kept
-    beside `directory`. The card says what text the model was `calibrated_on`, if that is known.
+    refitted on what the layers before really give them. The card says what text the model was
+    `calibrated_on`, if that is known.
     """
     dense, layout = checkpoint.layout, planned_layout(checkpoint, plan)
     measured: Measured | None = None
@@ -50,7 +50,7 @@ def write_compressed(
     inv_freq = inverse_frequencies(checkpoint.config.rope, dense.head_dim).to(device)
 
     def make_layer(index: int) -> Mapping[str, torch.Tensor]:
-        weights = read_layer(dense, read, index)
+        weights = read_layer_for(device, dense, read, index)
         if stats is None or measured is None:
             if layout.layers[index] == dense.layers[index]:
                 return weights
@@ -114,7 +114,7 @@ def _stored(
         # Factors and up-projections, which are new, get the dtype of the dense linear layers.
         origin = weights.get(name.replace(".B.bias", ".bias"), weights["self_attn.k_proj.weight"])
         dtype = torch.float32 if name.endswith("rope_inv_freq") else origin.dtype
-        tensor = smaller[name].to("cpu", dtype).contiguous()
+        tensor = smaller[name].to(dtype).to("cpu").contiguous()
         if tuple(tensor.shape) != shape:
             raise PlanError(
                 f"{full_name}: {list(tensor.shape)} came out, {list(shape)} was planned"

@@ -1,0 +1,19 @@
+"""Layers are read as they are stored, by one thread or by several."""
+
+from pathlib import Path
+
+import torch
+
+from tests.support.dense_models import config, write
+from vllm_gac.checkpoint.layer_shards import read_layer, read_layer_for
+from vllm_gac.checkpoint.open import open_checkpoint
+
+
+def test_what_is_read_for_a_gpu_is_what_is_stored(tmp_path: Path) -> None:
+    write(tmp_path / "model", config())
+    checkpoint = open_checkpoint(tmp_path / "model")
+    with checkpoint.reader() as read:
+        expected = read_layer(checkpoint.layout, read, 1)
+        found = read_layer_for("cuda:0", checkpoint.layout, read, 1)
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
