@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from vllm_gac.checkpoint.atomic_files import write_tensors
 from vllm_gac.checkpoint.digests import sign_tensors
-from vllm_gac.checkpoint.headers import read_headers
+from vllm_gac.checkpoint.headers import open_safetensors, read_headers
 from vllm_gac.checkpoint.locate import Weights
 from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
@@ -89,6 +89,15 @@ def read_layer_for(
     with ThreadPoolExecutor(_READERS) as readers:
         tensors = dict(zip(names, readers.map(read, names), strict=True))
     return read_layer(layout, tensors.__getitem__, index)
+
+
+def read_written_layer(
+    directory: Path, layout: ModelLayout, index: int
+) -> "dict[str, torch.Tensor]":
+    """The tensors of a layer whose shard this run has written into `directory`."""
+    path = directory / _shard_name(index, len(layout.layers))
+    with open_safetensors(path, "what the stopped run wrote", "pt") as file:
+        return read_layer(layout, file.get_tensor, index)
 
 
 def _shard_name(index: int, layers: int) -> str:

@@ -35,8 +35,6 @@ _MEASURED = (
     f"{_STATS}*",
     *(f"{what}-*.safetensors" for what in ("hidden", "metrics", "gradients")),
 )
-# What compressed layers get, for their refit (steps/compress/refitting.py).
-_STREAMS = "streams-*.safetensors"
 # What was tried for a loss that was asked for (steps/max_loss/search.py).
 _TRIED = ("try-*", "tries.json", "dense_score.json")
 # The state of a healing (healing/state_file.py).
@@ -45,7 +43,7 @@ HEALING = "healing.safetensors"
 _ROWS = ("rows.jsonl", "rows.json")
 _TEMPORARIES = (f"{TEMPORARY}*",)  # of writers that were killed
 _EMPTY = (_LOCK, *_TEMPORARIES)
-_OURS = (_RECORD, _MODEL, *_MEASURED, _STREAMS, *_TRIED, HEALING, *_ROWS, *_EMPTY)
+_OURS = (_RECORD, _MODEL, *_MEASURED, *_TRIED, HEALING, *_ROWS, *_EMPTY)
 
 
 def check_output(out: Path, resume: bool = False, inputs: Iterable[Path] = ()) -> None:
@@ -121,7 +119,7 @@ def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[N
             # The same input is refused again. A full disk may have room the next time, and the
             # user may mend a command.
             if not isinstance(e, DiskError | CommandError):
-                _remove_all(directory, (_MODEL, _STREAMS, *_TRIED))
+                _remove_all(directory, (_MODEL, *_TRIED))
             kept = directory.rglob("*.safetensors"), directory.glob(_ROWS[0])
             if not any(itertools.chain(*kept)):
                 _remove(directory)
@@ -226,7 +224,7 @@ def _refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
 
 def _remove(directory: Path) -> None:
     """Remove a workspace, except files that no run writes."""
-    _remove_all(directory, (_MODEL, *_MEASURED, _STREAMS, *_TRIED, HEALING, *_ROWS, *_EMPTY))
+    _remove_all(directory, (_MODEL, *_MEASURED, *_TRIED, HEALING, *_ROWS, *_EMPTY))
     (directory / _RECORD).unlink(missing_ok=True)  # last, because it marks the rest as ours
     _remove_empty(directory)
 

@@ -1,8 +1,7 @@
 """Refit the layers of a compressed model one after another, and go on after an interruption.
 
-The hidden states that enter a layer, dense and compressed, are in a file until the next but one is
-written, so that a layer can be made again if the run is stopped before its shard is on disk. The
-file is read only after a stop: a run that goes on holds what it has written.
+A run holds the hidden states that enter the next layer, dense and compressed. After a stop, the
+layers that were made run once more, which takes a small part of the time of making them.
 """
 
 from collections.abc import Mapping
@@ -10,13 +9,12 @@ from pathlib import Path
 
 import torch
 
-from vllm_gac.checkpoint.atomic_files import write_floats
+from vllm_gac.checkpoint.layer_shards import read_layer_for, read_written_layer
 from vllm_gac.checkpoint.open import TensorReader
 from vllm_gac.compression.devices import home_of
 from vllm_gac.compression.reference_model import Reference, embed
 from vllm_gac.compression.refit import Streams, layer_output, refit_layer
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.runs.kept_tensors import kept_tensors
 from vllm_gac.texts.token_text import evenly_spread
 
 # Tokens to refit on, at least, and for each channel of an MLP.
@@ -31,7 +29,7 @@ class Refitting:
         layout: What it becomes.
         read: Reads the dense model's tensors.
         tokens: The text to refit on, [count, length].
-        directory: Where the hidden states between layers are kept.
+        directory: Where the compressed layers are written.
     """
 
     def __init__(
@@ -69,11 +67,7 @@ class Refitting:
         if index + 1 < len(self._layout.layers):
             layer = self._layout.layers[index]
             small = layer_output(self._model, layer, stored, self._entering(index).small)
-            shapes = {"dense": dense.shape, "small": small.shape}
-            write_floats(self._path(index + 1), shapes, (dense, small), {})
             self._held = {index + 1: Streams(dense, small)}
-        if index:
-            self._path(index - 1).unlink(missing_ok=True)
 
     def _entering(self, index: int) -> Streams:
         if index not in self._held:
@@ -81,15 +75,15 @@ class Refitting:
         return self._held[index]
 
     def _streams(self, index: int) -> Streams:
-        if index:
-            shape = (*self._tokens.shape, self._layout.hidden_size)
-            kept = kept_tensors(self._path(index), {"dense": shape, "small": shape})
-            return Streams(**{name: states.to(self._home) for name, states in kept.items()})
-        hidden = embed(self._model, self._read, self._tokens).to(self._home)
-        return Streams(hidden, hidden)
-
-    def _path(self, index: int) -> Path:
-        return self._directory / f"streams-{index:04}.safetensors"
+        dense = small = embed(self._model, self._read, self._tokens).to(self._home)
+        before = self._model.layout
+        for made in range(index):
+            device = self._model.device.type
+            weights = read_layer_for(device, before, self._read, made)
+            dense = layer_output(self._model, before.layers[made], weights, dense)
+            written = read_written_layer(self._directory, self._layout, made)
+            small = layer_output(self._model, self._layout.layers[made], written, small)
+        return Streams(dense, small)
 
 
 def _some(tokens: torch.Tensor, width: int) -> torch.Tensor:

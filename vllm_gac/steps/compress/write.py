@@ -74,7 +74,7 @@ def write_compressed(
     with checkpoint.reader() as read, torch.inference_mode():
         if stats:
             model = reference(checkpoint, device=device)
-            refitting = Refitting(model, layout, read, tokens, directory.parent)
+            refitting = Refitting(model, layout, read, tokens, directory)
         write_layer_shards(
             directory, layout, make_layer, read, description="compress", progress=progress
         )
