@@ -15,6 +15,8 @@ export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/${NAME:-Qwen2.5-Coder-1.5B
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
 export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} HEAL=${HEAL:-4000000} HEAL_RATE=${HEAL_RATE:-2e-5} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
+# What each process would compile again where the packages are read-only.
+export PYTHONPYCACHEPREFIX=$L/pycache; unset PYTHONDONTWRITEBYTECODE
 kits=${KITS:-4}
 look() {
   nvidia-smi -L || true
