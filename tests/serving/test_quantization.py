@@ -162,6 +162,8 @@ def test_eight_bits_score_text_as_the_same_numbers_in_fp32(
         rows = logits(checkpoint, values.__getitem__, torch.tensor([prompt]))[0].log_softmax(-1)
         expected += rows[range(len(prompt) - 1), prompt[1:]].tolist()
     served = each_in_engine_process(_logprobs, [(str(path), OPTIONS) for path in (packed, wrong)])
+    methods = [PACKED] if left_alone == "lm_head" else [PACKED, PLAIN]
+    assert [each["linears"] for each in served] == [methods] * 2
     right, other = (
         (torch.tensor(each["logprobs"]) - torch.tensor(expected)).abs().median() for each in served
     )
