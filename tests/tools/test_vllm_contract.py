@@ -165,7 +165,7 @@ class Changed(Release):
             "vllm.distributed.kv_transfer.kv_connector.factory",
             '"NixlConnector"',
             '"NixlNextConnector"',
-            "a connector NixlNextConnector, which vllm_gac.serving.config.kv_transfer neither",
+            "no connector NixlConnector, which vllm_gac.serving.config.kv_transfer allows",
         ),
     ],
 )
