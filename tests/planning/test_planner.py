@@ -396,7 +396,7 @@ def test_attention_that_no_kernel_serves_is_no_candidate(form: str, cache: str) 
     itemsizes = (1,) if cache == "fp8" else (2,)
     for size in (128, 256):
         dense = layout_of(config(**LLAMA_8B | {"head_dim": size}))
-        every = [*attention_candidates(choices_of(dense, request, None, False))]
+        every = [*attention_candidates(choices_of(dense, request, None))]
         (part,) = part_candidates(dense, request, None)
         for layer in part.layers:
             check_layer(dense, layer, itemsizes=itemsizes)

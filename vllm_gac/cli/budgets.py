@@ -40,13 +40,6 @@ def print_budgets(plan: "Plan") -> None:
             print(f"{'':13}  {text[:1].upper()}{text[1:]}")
     if isinstance(deployment := plan.notes.get("deployment"), str):
         print(f"{'':13}  Predicted for {sentence(deployment)}.")
-    like = plan.notes.get("like")
-    if isinstance(like, dict):
-        of_theirs = f"{like.get('aligned')} of the {like.get('dims')} dims that it changed"
-        print(
-            f"{'near':13}  the dims of {sentence(str(like.get('made_by')))}: {of_theirs} "
-            "are multiples of 8"
-        )
     for text in _about_times(plan):
         print(f"{'':13}  {text[:1].upper()}{text[1:]}.")
     measured = plan.expected_loss is not None

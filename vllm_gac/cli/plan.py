@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from vllm_gac.cli import options
 from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.output import named, print_json, print_layers, quoted
-from vllm_gac.options import options_of
-from vllm_gac.planning.request import PlanRequest
 
 if TYPE_CHECKING:
     from vllm_gac.planning.plan_file import Plan
@@ -30,14 +28,6 @@ def add_parser(verbs: options.Verbs) -> None:
         metavar="STATS.safetensors",
         help="what calibrate has measured of it",
     )
-    parser.add_argument(
-        "--like",
-        type=options.path,
-        metavar="OTHER",
-        help="plan again what another tool planned: aligned dims near those of OTHER, for at most "
-        "as many parameters and as much cache, instead of budgets and methods. OTHER is what the "
-        "tool made of MODEL, as 'import' takes it, or a JSON file of its ranks, {LINEAR: RANK}",
-    )
     parser.add_argument("--out", type=options.path, metavar="PLAN.json", help="write the plan here")
     options.add_planning(parser)
     options.add_json(parser)
@@ -53,15 +43,11 @@ def run(args: argparse.Namespace) -> int:
 
     if args.out is not None and os.path.lexists(args.out):
         raise PlanError(f"{args.out}: exists; remove it or choose another file")
-    given_budgets = options.given(args, *options.BUDGETS, "methods")
-    if args.like is not None and given_budgets:
-        flag = options_of(PlanRequest)[next(iter(given_budgets))].flags[0]
-        args.usage_error(f"{flag} has no effect with --like, whose budgets and methods are taken")
-    if args.like is None and not options.given(args, *options.BUDGETS):
-        args.usage_error("give --max-loss, --param-ratio, --kv-ratio, a --latency or --like")
+    if not options.given(args, *options.BUDGETS):
+        args.usage_error("give --max-loss, --param-ratio, --kv-ratio or a --latency")
     request = options.plan_request(args)
     model = model_directory(args.model, args.revision)
-    made = plan(model, request, args.stats, like=args.like)
+    made = plan(model, request, args.stats)
     as_json = made.model_dump(mode="json")
     if args.out is not None:
         write_json(args.out, as_json)

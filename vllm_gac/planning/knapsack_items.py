@@ -27,10 +27,6 @@ from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
 from vllm_gac.planning.knapsack import Ints
 from vllm_gac.planning.request import PlanRequest
 
-# Where a plan is to be near another one, a dim differs from its by at most this share of the dense
-# dim. This is the window of the GAC paper.
-WINDOW = 1 / 8
-
 # Of a layer in which only the attention (True) or only the MLP (False) differs from the dense one:
 # nanoseconds of that half, or bytes of the whole.
 Weigh: TypeAlias = Callable[[bool, LayerLayout], float]
@@ -63,11 +59,6 @@ class PartCandidates(Candidates):
         """The part as an error names it."""
         return (self.prefix if isinstance(self.prefix, str) else ", ".join(self.prefix)).strip(".")
 
-    def changed(self, dense: ModelLayout, layer: LayerLayout) -> set[str]:
-        """The fields of the part, and names of its linear layers, that are not whole in `layer`."""
-        fields = {x for x in self.fields if getattr(layer, x) != getattr(dense.layers[0], x)}
-        return fields | {name for name in layer.ranks if name.startswith(self.prefix)}
-
     def put(self, layer: LayerLayout, chosen: LayerLayout) -> LayerLayout:
         """`layer` with this part of the candidate `chosen`."""
         fields: dict[str, Any] = {name: getattr(chosen, name) for name in self.fields}
@@ -78,8 +69,6 @@ def part_candidates(
     dense: ModelLayout,
     request: PlanRequest,
     deployment: Deployment | None,
-    *,
-    every_rank: bool = False,
 ) -> list[PartCandidates]:
     """Make the candidates for the parts of a layer that the request's methods change.
 
@@ -87,7 +76,6 @@ def part_candidates(
         dense: The dense model.
         request: What the plan is to keep.
         deployment: The deployment whose time is predicted, if the request has one.
-        every_rank: Whether a linear that is chosen alone may have any allowed rank.
 
     Returns:
         One entry for each part.
@@ -95,7 +83,7 @@ def part_candidates(
     Raises:
         PlanError: A method has no candidates.
     """
-    choices = choices_of(dense, request, deployment, every_rank)
+    choices = choices_of(dense, request, deployment)
     parts: list[Candidates] = []
     for method in methods_of(request.methods):
         parts = method.candidates(parts, choices)
@@ -124,9 +112,7 @@ def _curve_dims(dense: ModelLayout, part: Candidates) -> dict[str, Ints]:
     return dims_by_curve
 
 
-def choices_of(
-    dense: ModelLayout, request: PlanRequest, deployment: Deployment | None, every_rank: bool
-) -> Choices:
+def choices_of(dense: ModelLayout, request: PlanRequest, deployment: Deployment | None) -> Choices:
     """What methods choose from. The default GPU serves where no deployment is given."""
     serving = deployment or Deployment(read_profile(), BatchMix(), request.types)
 
@@ -148,7 +134,6 @@ def choices_of(
         tensor_parallel_size=request.tensor_parallel_size,
         # Under a budget of time, those of one input: they are computed together.
         together=ONE_INPUT if request.weighs_time else [(name,) for name in LINEARS],
-        every_rank=every_rank,
         up_to=request.allowed_dims.up_to,
         served=served,
         fastest=fastest,
@@ -226,23 +211,3 @@ def part_parameters(dense: ModelLayout, layer: LayerLayout, prefix: Prefix) -> i
         if name.removeprefix("model.layers.0.").startswith(prefix)
         and not name.endswith(".rope_inv_freq")
     )
-
-
-def within_window(
-    dense: ModelLayout, layer: LayerLayout, near: LayerLayout, prefix: Prefix
-) -> bool:
-    """Whether each dim of a part of `layer` differs by at most WINDOW from that of `near`.
-
-    The part is the one whose linear layers' names begin with `prefix`.
-    """
-    pairs = zip(_kept_shares(dense, layer, prefix), _kept_shares(dense, near, prefix), strict=True)
-    return all(abs(one - other) <= WINDOW for one, other in pairs)
-
-
-def _kept_shares(dense: ModelLayout, layer: LayerLayout, prefix: Prefix) -> list[float]:
-    dense_layer = dense.layers[0]
-    shares = [part_parameters(dense, layer, prefix) / part_parameters(dense, dense_layer, prefix)]
-    if prefix == "self_attn.":
-        for one, other in ((layer.key, dense_layer.key), (layer.value, dense_layer.value)):
-            shares.append(one.heads * one.size / (other.heads * other.size))
-    return shares

@@ -17,7 +17,6 @@ from vllm_gac.gpu.latency.layer import COMPRESSED, DENSE_WITH_GAC
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import LayerSection
 from vllm_gac.planning.expected_loss import interval
-from vllm_gac.planning.like import OtherPlan, implied_losses, read_other, request_from_reference
 from vllm_gac.planning.losses import (
     Losses,
     loss_by_sequence,
@@ -37,7 +36,6 @@ def plan(
     request: PlanRequest | None = None,
     stats: str | Path | None = None,
     *,
-    like: str | Path | None = None,
     revision: str | None = None,
 ) -> Plan:
     """Choose the dims of every layer of a dense model. Nothing is compressed yet.
@@ -48,9 +46,6 @@ def plan(
             is kept.
         stats: A statistics file that `calibrate` wrote. Without it, the plan uses the losses of
             other models, which are the same in every layer.
-        like: A model that another tool made of this one, in any format that `import_model` takes,
-            or a JSON file of its ranks. The plan has aligned dims near its dims, and spends at most
-            as many parameters and as much cache. The request says neither budgets nor methods then.
         revision: A branch, tag or commit of a model on the Hub. None: main.
 
     Returns:
@@ -58,8 +53,8 @@ def plan(
 
     Raises:
         CheckpointError: If the model or the statistics cannot be used.
-        PlanError: If no plan is within the budgets, the request needs statistics that are missing,
-            or no method changes what the other tool changed.
+        PlanError: If no plan is within the budgets, or the request needs statistics that are
+            missing.
         ProfileError: If there is no profile of the request's GPU.
 
     Examples:
@@ -72,13 +67,9 @@ def plan(
     """
     checkpoint = open_dense(model_directory(model, revision))
     request = request or PlanRequest()
-    other = None
-    if like is not None:
-        other = read_other(like, checkpoint)
-        request = request_from_reference(request, other)
     if stats is None:
-        return prior_plan(checkpoint, request, other)
-    return measured_plan(checkpoint, Path(stats), request, other=other)
+        return prior_plan(checkpoint, request)
+    return measured_plan(checkpoint, Path(stats), request)
 
 
 def measured_plan(
@@ -86,7 +77,6 @@ def measured_plan(
     stats: Path,
     request: PlanRequest,
     problems: Problems | None = None,
-    other: OtherPlan | None = None,
 ) -> Plan:
     """Make the best plan by the losses that calibration measured on the model.
 
@@ -95,7 +85,6 @@ def measured_plan(
         stats: A statistics file that `calibrate` wrote.
         request: What the plan is to keep.
         problems: What is known of the model from plans for other losses.
-        other: Another tool's dims, if the plan is to be near these.
 
     Raises:
         CheckpointError: If the statistics are malformed, or of another model.
@@ -113,8 +102,6 @@ def measured_plan(
     )  # fmt: skip
     calibration = {key: measured.metadata[key] for key in known if key in measured.metadata}
     notes = {"calibration": calibration}
-    if other is not None:
-        problems, notes = Problems(model, other.layout.layers), notes | other.notes
     fp8 = request.types.cache == "fp8"
     served = with_fp8_cache(losses) if fp8 else losses
     best = best_plan(model, served, request, notes, problems=problems)
@@ -132,23 +119,16 @@ def measured_plan(
     return best.model_copy(update={"notes": best.notes | about})
 
 
-def prior_plan(model: Checkpoint, request: PlanRequest, other: OtherPlan | None = None) -> Plan:
+def prior_plan(model: Checkpoint, request: PlanRequest) -> Plan:
     """Make the best plan by the losses of other models, without statistics of this one.
 
     Args:
         model: The dense model.
         request: What the plan is to keep.
-        other: Another tool's dims, if the plan is to be near these. The losses are then scaled so
-            that these dims are the best of their cost.
 
     Raises:
         PlanError: If no plan fits.
     """
-    if other is not None:
-        problems, notes = Problems(model, other.layout.layers), {"losses": "implied"} | other.notes
-        losses = implied_losses(other, request.methods)
-        best = best_plan(model, losses, request, notes, problems)
-        return best.model_copy(update={"expected_loss": None})
     losses = prior_losses(model.layout, request.methods)
     best = best_plan(model, losses, request, {"losses": "prior"})
     # The field expected_loss is only for losses that were measured on this model.
@@ -270,7 +250,7 @@ def _best_solution(
     problem = problems.of(request)
     solutions = [(problem, problem.solve(losses))]
     methods = {name: method for name in request.methods for method in methods_of([name])}
-    if problems.near is None and any(method.refines for method in methods.values()):
+    if any(method.refines for method in methods.values()):
         always = [n for n, method in methods.items() if method.refines or method.is_needed(request)]
         others = [name for name in methods if name not in always]
         for kept in chain.from_iterable(combinations(others, n) for n in range(len(others))):

@@ -6,7 +6,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.methods.base import Curve
@@ -15,11 +14,7 @@ from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout
 from vllm_gac.layout.tensor_parallel import check_planned_for
 from vllm_gac.planning.knapsack import Ints, choose, limited_by
-from vllm_gac.planning.knapsack_items import (
-    part_candidates,
-    part_parameters,
-    within_window,
-)
+from vllm_gac.planning.knapsack_items import part_candidates, part_parameters
 from vllm_gac.planning.losses import Losses
 from vllm_gac.planning.plan_file import exact_budget
 from vllm_gac.planning.request import BUDGET_FLAGS, PlanRequest
@@ -60,18 +55,12 @@ class Problem:
         kv_elements: The budget of elements in the KV cache per token.
     """
 
-    def __init__(
-        self,
-        request: PlanRequest,
-        model: Checkpoint,
-        near: Sequence[LayerLayout] | None = None,
-    ) -> None:
+    def __init__(self, request: PlanRequest, model: Checkpoint) -> None:
         """Find the candidates.
 
         Args:
             request: What the plan is to keep.
             model: The dense model.
-            near: The layers of a plan, if dims near its dims are to be chosen only.
 
         Raises:
             PlanError: If the model is compressed already, if its heads cannot be split over the
@@ -82,7 +71,7 @@ class Problem:
             raise PlanError(f"{model.directory}: is compressed already; plan for the dense model")
         if fault := experts_fault(model.layout, request.methods):
             raise PlanError(f"{model.directory}: {fault}")
-        self._request, self._dense, self._near = request, model.layout, near
+        self._request, self._dense = request, model.layout
         check_planned_for(model.layout, request.tensor_parallel_size)
         self.deployment = request.deployment()
         if model.layout.experts and self.deployment is not None:
@@ -96,10 +85,7 @@ class Problem:
             self.microseconds = request.latency_ratio * dense_time
         self.parameters = exact_budget(request.param_ratio, model.layout.parameters)
         self.kv_elements = exact_budget(request.kv_ratio, model.layout.kv_elements)
-        self._parts = part_candidates(
-            model.layout, request, self.deployment, every_rank=near is not None
-        )
-        self._allowed = self._allowed_candidates()
+        self._parts = part_candidates(model.layout, request, self.deployment)
         self._limits = self._limits_for_items()
 
     def to_lose(self, max_loss: float | None) -> "Problem":
@@ -204,27 +190,6 @@ class Problem:
         shares = (f"{name} {size / dense_size:.3f}" for name, size in parts.items() if size)
         return f" ({', '.join(shares)})"
 
-    def _allowed_candidates(self) -> list[NDArray[np.intp]]:
-        """The positions of the candidates that may be chosen, for each part of each layer.
-
-        If there is a plan to stay near, these are the candidates near its dims. What it leaves
-        whole stays whole, or each whole linear would become two. If no candidate is near, all are
-        taken that change the same, or else all.
-        """
-        if self._near is None:
-            return [np.arange(len(part.layers)) for part in self._parts for _ in self._dense.layers]
-        windows = []
-        for part in self._parts:
-            for layer in self._near:
-                changed = part.changed(self._dense, layer)
-                alike = np.array([part.changed(self._dense, c) == changed for c in part.layers])
-                about = alike & [
-                    within_window(self._dense, c, layer, part.prefix) for c in part.layers
-                ]
-                taken = next((x for x in (about, alike) if x.any()), np.ones_like(alike))
-                windows.append(np.flatnonzero(taken))
-        return windows
-
     def minimized(self, layers: Sequence[LayerLayout]) -> float:
         """What a request by a loss minimizes: the nanoseconds of these layers, or their bytes."""
         assert self.deployment is not None  # such a request has one
@@ -257,25 +222,17 @@ class Problem:
         return self._solution(curves, chosen.positions, chosen.gap, {})
 
     def _choose(self, curves: Sequence[Curve], limits: Mapping[str, int]) -> Solution:
-        every = [part.costs[:, : len(limits)] for part in self._parts for _ in self._dense.layers]
-        costs = [cost[some] for cost, some in zip(every, self._allowed, strict=True)]
-        values = [-lost[some] for lost, some in zip(curves, self._allowed, strict=True)]
+        costs = [part.costs[:, : len(limits)] for part in self._parts for _ in self._dense.layers]
+        values = [-lost for lost in curves]
         try:
             choice = choose(costs, values, limits)
         except PlanError as e:
-            if self._near is None:
-                raise PlanError(
-                    f"{', '.join(BUDGET_FLAGS[name] for name in limits)}: feasible one by "
-                    f"one, but not together with --method {','.join(self._request.methods)}; "
-                    "allow more"
-                ) from e
             raise PlanError(
-                f"no dims of --align {self._request.align} are within an eighth of those of the "
-                "other model and spend no more than it does; give another --align"
+                f"{', '.join(BUDGET_FLAGS[name] for name in limits)}: feasible one by one, but not "
+                f"together with --method {','.join(self._request.methods)}; allow more"
             ) from e
-        chosen = [int(some[p]) for some, p in zip(self._allowed, choice.positions, strict=True)]
         limiting = limited_by(costs, values, choice.positions, limits)
-        return self._solution(curves, chosen, choice.gap, limiting)
+        return self._solution(curves, choice.positions, choice.gap, limiting)
 
     def _solution(
         self,
@@ -299,11 +256,10 @@ class Problems:
 
     Args:
         model: The dense model.
-        near: The layers of a plan, if dims near its dims are to be chosen only.
     """
 
-    def __init__(self, model: Checkpoint, near: Sequence[LayerLayout] | None = None) -> None:
-        self._model, self.near = model, near
+    def __init__(self, model: Checkpoint) -> None:
+        self._model = model
         self._made: dict[str, Problem] = {}
 
     def of(self, request: PlanRequest) -> Problem:
@@ -311,5 +267,5 @@ class Problems:
         # Whether there is a loss decides what candidates there are; how much it is does not.
         key = str(replace(request, max_loss=request.max_loss and 0.5))
         if key not in self._made:
-            self._made[key] = Problem(request, self._model, self.near)
+            self._made[key] = Problem(request, self._model)
         return self._made[key].to_lose(request.max_loss)

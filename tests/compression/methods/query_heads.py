@@ -10,7 +10,6 @@ from vllm_gac.compression.methods.base import (
     Choices,
     Compressor,
     Curve,
-    DimValue,
     MeasuredLayer,
     Method,
     Probe,
@@ -60,10 +59,6 @@ class QueryHeads(Method):
     def check(self, dense: ModelLayout, layer: LayerLayout, where: str) -> None:
         if layer.query_heads > dense.num_attention_heads:
             raise PlanError(f"{where}.query_heads: {layer.query_heads} exceeds the dense ones")
-
-    def dim_values(self, dense: ModelLayout, layer: LayerLayout) -> Iterator[DimValue]:
-        cost, full = 2 * dense.head_dim * dense.hidden_size, dense.num_attention_heads
-        yield DimValue(("queries",), cost, "queries", layer.query_heads, full)
 
 
 class Queries:

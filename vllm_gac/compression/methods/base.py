@@ -80,25 +80,6 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class DimValue:
-    """What one number more of a dim costs, where another tool has chosen the dim.
-
-    Attributes:
-        scales: The components or the curves whose losses this scales.
-        parameters: The parameters of one number more.
-        curve: The name of the curve of the dim.
-        dim: The dim that the tool chose.
-        full: The largest one that saves anything.
-    """
-
-    scales: tuple[str, ...]
-    parameters: int
-    curve: str
-    dim: float
-    full: float
-
-
-@dataclass(frozen=True, slots=True)
 class Candidates:
     """What a plan may choose for one part of a layer; the same in every layer.
 
@@ -141,7 +122,6 @@ class Choices:
         tensor_parallel_size: The GPUs that the model is split over.
         together: The linear layers that are chosen together where no half of a layer is: one or
             more.
-        every_rank: Whether a linear that is chosen alone may have any allowed rank.
         up_to: From a full dim, its role and a number of heads to the allowed dims in rising order;
             the full, dense one is always among them.
         served: The layers whose attention our kernels can serve, or that have the dense one.
@@ -155,7 +135,6 @@ class Choices:
     value_group: int | None
     tensor_parallel_size: int
     together: Sequence[Sequence[str]]
-    every_rank: bool
     up_to: Callable[..., Sequence[int]]
     served: Callable[[Iterable[LayerLayout]], list[LayerLayout]]
     fastest: Callable[[str, Sequence[LayerLayout]], list[LayerLayout]]
@@ -221,10 +200,6 @@ class Method(ABC):
     @abstractmethod
     def check(self, dense: ModelLayout, layer: LayerLayout, where: str) -> None:
         """Raise PlanError, which says `where`, unless it can make its fields of `layer`."""
-
-    @abstractmethod
-    def dim_values(self, dense: ModelLayout, layer: LayerLayout) -> Iterator[DimValue]:
-        """What the dims of `layer` that another tool chose are worth."""
 
     def with_fp8_cache(self, name: str, curve: Curve) -> Curve:
         """The curve `name` where keys and values are cached in FP8, of which rounding is a part."""

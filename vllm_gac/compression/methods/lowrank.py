@@ -13,7 +13,6 @@ from vllm_gac.compression.methods.base import (
     Choices,
     Compressor,
     Curve,
-    DimValue,
     MeasuredLayer,
     Method,
     Probe,
@@ -101,11 +100,8 @@ class LowRank(Method):
         for group in choices.together:
             names = tuple(name for name in group if name in left)
             if names:
-                alone = choices.every_rank and len(names) == 1
-                limit = choices.dense.hidden_size if alone else _MAX_RANKS[len(names)]
-                parts_of_layer.append(
-                    Candidates(names, [dense_layer, *_combined(choices, names, limit)])
-                )
+                layers = [dense_layer, *_combined(choices, names, _MAX_RANKS[len(names)])]
+                parts_of_layer.append(Candidates(names, layers))
         return parts_of_layer
 
     def check(self, dense: ModelLayout, layer: LayerLayout, where: str) -> None:
@@ -114,14 +110,6 @@ class LowRank(Method):
             full = min(dense.linear_shape(layer, name))
             if rank > full:
                 raise PlanError(f"{where}.ranks.{name}: {rank} exceeds the full rank {full}")
-
-    def dim_values(self, dense: ModelLayout, layer: LayerLayout) -> Iterator[DimValue]:
-        """Of a rank."""
-        dense_layer = dense.layers[0]
-        for linear in LINEARS:
-            full, name = breakeven_rank(dense, dense_layer, linear), f"rank.{linear}"
-            cost = sum(dense.linear_shape(dense_layer, linear))
-            yield DimValue((name,), cost, name, layer.ranks.get(linear, full), full)
 
 
 def with_ranks(layer: LayerLayout, ranks: Mapping[str, int]) -> LayerLayout:

@@ -10,7 +10,6 @@ from vllm_gac.compression.methods.base import (
     Choices,
     Compressor,
     Curve,
-    DimValue,
     MeasuredLayer,
     Method,
     Probe,
@@ -72,12 +71,6 @@ class Prune(Method):
             raise PlanError(
                 f"{where}.intermediate_size: {layer.intermediate_size} exceeds the dense {full}"
             )
-
-    def dim_values(self, dense: ModelLayout, layer: LayerLayout) -> Iterator[DimValue]:
-        """Of a channel."""
-        full = dense.layers[0].intermediate_size
-        cost = 3 * dense.hidden_size
-        yield DimValue(("width",), cost, "width", layer.intermediate_size, full)
 
 
 class Channels:

@@ -12,7 +12,6 @@ from vllm_gac.compression.methods.base import (
     Choices,
     Compressor,
     Curve,
-    DimValue,
     KeyChoices,
     Method,
     Probe,
@@ -114,15 +113,6 @@ class Heads(Method):
                 f"{where}.key.heads: {layer.key.heads}, but the {dense_heads} key heads of the "
                 "model are normed one by one, so that none can be merged"
             )
-
-    def dim_values(self, dense: ModelLayout, layer: LayerLayout) -> Iterator[DimValue]:
-        """Of keys and values, by the elements of a head."""
-        heads, size = dense.num_key_value_heads, dense.head_dim
-        cost = (dense.layers[0].query_heads + heads) * dense.hidden_size
-        key = layer.key.heads * layer.key.size / heads
-        value = layer.value.heads * layer.value.size / heads
-        yield DimValue(("rotary", "latent"), cost, f"{layer.key.form}1", key, size)
-        yield DimValue(("value",), cost, "value1", value, size)
 
     def with_fp8_cache(self, name: str, curve: Curve) -> Curve:
         """Each curve of keys with what rounding costs on top.
