@@ -6,7 +6,7 @@ derives a dim by itself. A dense model is a layout, too: the one without any com
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -257,16 +257,6 @@ class ModelLayout:
     def kv_elements(self) -> int:
         """Numbers cached per token, summed over layers."""
         return sum(layer.kv_elements for layer in self.layers)
-
-    @property
-    def low_rank_linears(self) -> int:
-        """Number of linear layers that are stored as two factors."""
-        return sum(len(layer.ranks) for layer in self.layers)
-
-    def without_ranks(self) -> "ModelLayout":
-        """The layout after the factors of each low-rank linear are multiplied, B @ A."""
-        none: Mapping[str, int] = MappingProxyType({})
-        return replace(self, layers=tuple(replace(layer, ranks=none) for layer in self.layers))
 
     @property
     def cache_head_dim(self) -> int:

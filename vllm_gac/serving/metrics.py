@@ -29,7 +29,6 @@ from vllm_gac.version import version
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
-MERGE_FACTORS = "--model-loader-extra-config '{\"merge_factors\": true}'"
 # Number of layers by attention backend, decode kernel, prefill kernel, key heads and value heads.
 _Kernels: TypeAlias = Counter[tuple[str, str, str, str, str]]
 
@@ -66,7 +65,7 @@ class GacStatLogger(StatLoggerBase):
         # Other data-parallel engines and API servers would repeat the line.
         if self.engine_index == 0 and is_first_api_server(self.vllm_config):
             logger.info("%s", start_line(layout, dense, kv_bytes, room, kernels))
-            if (said := _other_types(layout, self.vllm_config)) is not None:
+            if (said := _other_types(self.vllm_config)) is not None:
                 logger.warning("%s", said)
 
     def record(self, *args: Any, **kwargs: Any) -> None:
@@ -87,7 +86,7 @@ def planned_types(source: Mapping[str, Any]) -> Types | None:
         return None
 
 
-def _other_types(layout: ModelLayout, vllm_config: VllmConfig) -> str | None:
+def _other_types(vllm_config: VllmConfig) -> str | None:
     """A sentence if the model was planned for other types of weights and cache; else None."""
     gac = vllm_config.model_config.hf_config.to_dict().get("gac") or {}
     planned = planned_types(gac.get("source") or {})
@@ -95,7 +94,6 @@ def _other_types(layout: ModelLayout, vllm_config: VllmConfig) -> str | None:
         return None
     # Not at the top: importing vLLM's layers is slow, and the front end needs them only here.
     from vllm_gac.serving.config.quantization import quantizations
-    from vllm_gac.serving.config.served_layout import unmergeable
 
     names = quantizations(vllm_config.model_config)
     served = Types(
@@ -104,13 +102,9 @@ def _other_types(layout: ModelLayout, vllm_config: VllmConfig) -> str | None:
     )
     if served == planned:
         return None
-    advice = "plan with the --quantization and --kv-cache-dtype that serve"
-    mergeable = layout.low_rank_linears and unmergeable(vllm_config) is None
-    if mergeable and served.weights == "fp8":  # in which two factors take longer than one linear
-        advice += f", or serve with {MERGE_FACTORS}"
     return (
         f"the model was planned for {_named(planned)}, and is served with {_named(served)}: other "
-        f"dims may be faster; {advice}"
+        "dims may be faster; plan with the --quantization and --kv-cache-dtype that serve"
     )
 
 

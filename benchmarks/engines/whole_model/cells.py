@@ -44,7 +44,6 @@ CELLS = tuple(
         (DENSE, FP8, FP8),
         ("planned-fp8", FP8, FP8),
         *((form, FP8, FP8) for form in _FORMS[1:]),
-        ("low-rank-merged", FP8, FP8),
         *((DENSE, FP8, cache) for cache in FOUR_BITS),
         *((form, BF16, BF16) for form in _FORMS),
         ("palu-heads", BF16, BF16),

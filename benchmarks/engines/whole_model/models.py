@@ -80,7 +80,6 @@ _HEAD_DIM, _WIDTH, _NARROW = 128, 14336, 11520
 _PALU_SIZES = (114, 117, 121, 125)
 _HALF_CACHE = PlanRequest(param_ratio=0.8, kv_ratio=0.5, gpu="h200")
 _HALF_CACHE_FP8 = replace(_HALF_CACHE, **SERVED_IN_FP8)
-_LOW_RANK = PlanRequest(param_ratio=0.8, methods=("lowrank",), gpu="h200")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +146,6 @@ def model(name: str, dense: dict[str, Any]) -> Model:
     if name == "planned-fp8":
         what = "the same, for 64 requests of 1,250 tokens in FP8 with an FP8 cache"
         return of(what, _planned(dense, _HALF_CACHE_FP8))
-    if name == "low-rank-merged":
-        what = "all linear layers low rank, 80 % of the parameters, merged while loading"
-        return of(what, _planned(dense, _LOW_RANK), merge_factors=True)
     raise KeyError(name)
 
 

@@ -1,23 +1,14 @@
-"""Decides in the front-end process which layout is served: merged, padded, split over GPUs.
+"""Decides in the front-end process which layout is served: padded, split over GPUs."""
 
-In FP8 two factors take longer than the linear that they replace (docs/decisions.md). A model that
-was planned for 16 bits may have them all the same. Multiplied, they take the time of that linear,
-and its memory, which the KV cache lacks.
-"""
-
-import re
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
 from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.tensor_parallel import check_split, repeated_heads
-from vllm_gac.serving.config.cache_layout import kv_token_bytes
-from vllm_gac.serving.config.quantization import quantizations, requested_quantization
+from vllm_gac.serving.config.quantization import requested_quantization
 from vllm_gac.serving.gac_config import GacConfig, set_served_layout
-from vllm_gac.serving.loading.merged_factors import check_has_factors
 from vllm_gac.serving.loading.options import loader_options
 
 if TYPE_CHECKING:
@@ -29,20 +20,16 @@ logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its ow
 def align_config(vllm_config: "VllmConfig") -> None:
     """Pad the layout in `vllm_config` as the loader's option `align` says; the default is minimal.
 
-    With the option `merge_factors` the factors of low-rank linears are multiplied first.
     Quantization while loading may need larger multiples; dims are padded for it as well.
     Tensors that a quantizer has packed cannot be padded. They keep their dims by default.
 
     Raises:
         CheckpointError: `align` is given for a model whose tensors are packed, or a trainer is to
-            send weights, which do not pass through our loader; or factors cannot be multiplied.
+            send weights, which do not pass through our loader.
     """
     model_config = vllm_config.model_config
     options = loader_options(vllm_config.load_config.model_loader_extra_config)
     stored = GacConfig.of(model_config.hf_config).stored
-    if options.merge_factors:
-        stored = merged_layout(vllm_config, stored)
-        set_served_layout(model_config, stored)
     tp = vllm_config.parallel_config.tensor_parallel_size
     quantized = requested_quantization(vllm_config)
     padded = padded_layout(stored, options.align or "minimal", options.gpu, tp, quantized)
@@ -72,45 +59,6 @@ def align_config(vllm_config: "VllmConfig") -> None:
         100 * (padded.parameters / stored.parameters - 1),
         100 * (padded.kv_elements / stored.kv_elements - 1),
     )
-
-
-def merged_layout(vllm_config: "VllmConfig", stored: ModelLayout) -> ModelLayout:
-    """`stored` with the factors of each low-rank linear multiplied out; a log line says the price.
-
-    Raises:
-        CheckpointError: No linear is low rank, or the factors have to stay apart.
-    """
-    check_has_factors(stored)
-    if (reason := unmergeable(vllm_config)) is not None:
-        raise CheckpointError(
-            f"--model-loader-extra-config: merge_factors: cannot multiply factors out, because "
-            f"{reason}; leave it out"
-        )
-    merged = stored.without_ranks()
-    names = quantizations(vllm_config.model_config)
-    bits_by_name = [int(bits) for name in names for bits in re.findall(r"(?:fp|int)(\d+)", name)]
-    bits = min(bits_by_name, default=8 * vllm_config.model_config.dtype.itemsize)
-    more = (merged.parameters - stored.parameters) * bits / 8
-    logger.info(
-        "Multiplying out the factors of %d low-rank linears: %+.2f %% parameters, about %+.2f "
-        "GB of weights, so %s tokens in the KV cache",
-        stored.low_rank_linears,
-        100 * (merged.parameters / stored.parameters - 1),
-        more / 1e9,
-        f"{-more / kv_token_bytes(stored, vllm_config):+,.0f}",
-    )
-    return merged
-
-
-def unmergeable(vllm_config: "VllmConfig") -> str | None:
-    """Why the factors of low-rank linears have to stay apart; None if they can be multiplied."""
-    if _is_packed(vllm_config):
-        return "they are quantized already"
-    if vllm_config.weight_transfer_config is not None:
-        return "a trainer (--weight-transfer-config) sends them apart"
-    if vllm_config.lora_config is not None:
-        return "LoRA adapters (--enable-lora) of this model adapt each by itself"
-    return None
 
 
 def shard_config(vllm_config: "VllmConfig") -> None:

@@ -34,7 +34,6 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.families import LOAD_FORMAT
 from vllm_gac.layout.tensor_parallel import repeated_tensor, with_heads_of
 from vllm_gac.serving.gac_config import GacConfig
-from vllm_gac.serving.loading.merged_factors import check_has_factors, merged_tensors
 from vllm_gac.serving.loading.options import loader_options
 from vllm_gac.serving.loading.preflight import preflight, refuse_unserved_files
 from vllm_gac.serving.loading.quantized_checkpoint import check_packed
@@ -64,9 +63,6 @@ class GacModelLoader(DefaultModelLoader):
         """The model without weights. The checkpoint is checked before memory is allocated."""
         if self.options.weights == "checkpoint":
             self._preflight(model_config)
-        # A drafter gets the options of its gac model.
-        if self.options.merge_factors and model_config.runner_type != "draft":
-            check_has_factors(GacConfig.of(model_config.hf_config).stored)
         return super().create_model(vllm_config, model_config, prefix)
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
@@ -83,7 +79,7 @@ class GacModelLoader(DefaultModelLoader):
     def get_all_weights(
         self, model_config: ModelConfig, model: nn.Module
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """The tensors of the served layout: checked, merged, padded and with repeated heads.
+        """The tensors of the served layout: checked, padded and with repeated heads.
 
         vLLM calls this to load and to reload weights.
 
@@ -112,12 +108,8 @@ class GacModelLoader(DefaultModelLoader):
             checkpoint.reader(any_value=True) as read,
             closing(self._stored_tensors(checkpoint, names, read)) as stored,
         ):
-            before = checkpoint.layout
-            tensors: Iterable[tuple[str, torch.Tensor]] = stored
-            if before.low_rank_linears and not padded.low_rank_linears:
-                before, finite_check = before.without_ranks(), self.options.finite_check
-                tensors = merged_tensors(tensors, model_config.dtype, finite_check)
-            for name, tensor in padded_tensors(before, padded, config.checked.rope, tensors):
+            rope = config.checked.rope
+            for name, tensor in padded_tensors(checkpoint.layout, padded, rope, stored):
                 yield name, repeated_tensor(padded, repeated, name, tensor)
 
     def _stored_tensors(

@@ -22,8 +22,6 @@ class LoaderOptions(BaseModel):
     gpu: str | None = None
     finite_check: bool = True
     weights: Literal["checkpoint", "dummy"] = "checkpoint"
-    # Multiply the factors of low-rank linears out (serving/config/served_layout.py).
-    merge_factors: bool = False
     # Quantize inputs of FP8 linears in the kernels before them (serving/model/fp8_linear.py).
     fused_fp8: bool = True
     # None: on for our reads, off for tensors that vLLM's own loader reads.
