@@ -1,5 +1,5 @@
 #!/bin/sh
-# What SVD-LLM, LLM-Pruner, PaLU, ASVD, Puzzletron or another tool wrote, with dims that GPUs like.
+# What SVD-LLM, LLM-Pruner, ASVD, Puzzletron or another tool wrote, with dims that GPUs like.
 #
 #   examples/other_tool.sh SOURCE HELD_OUT OUT
 #   vllm serve OUT --load-format gac

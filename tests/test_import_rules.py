@@ -14,8 +14,8 @@ ALLOWED = {
     "steps": "planning alignment healing compression importers runs texts checkpoint layout "
     "options demo",
     "profiling": "serving kernels gpu layout",
-    "serving": "alignment kernels importers gpu checkpoint layout",
-    "planning": "alignment compression importers gpu checkpoint layout options",
+    "serving": "alignment kernels gpu checkpoint layout",
+    "planning": "alignment compression gpu checkpoint layout options",
     "alignment": "gpu layout",
     "healing": "compression checkpoint layout",
     "compression": "runs texts checkpoint layout",

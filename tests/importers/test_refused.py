@@ -11,12 +11,7 @@ from vllm_gac.steps.verify import verify
 
 Q = "model.layers.0.self_attn.q_proj"
 K = "model.layers.0.self_attn.k_proj"
-PALU: dict[str, Any] = config(model_type="palullama", head_wise_ranks={K: [5, 8]})
 BLOCK: dict[str, Any] = {"attention": {"n_heads_in_group": 2}, "ffn": {"intermediate_size": 48}}
-
-
-def palu(ranks: Any) -> dict[str, Any]:
-    return PALU | {"head_wise_ranks": ranks}
 
 
 def ranked(rank: Any, linear: str = Q) -> list[dict[str, Any]]:
@@ -40,13 +35,10 @@ def blocks(part: str, **changes: Any) -> dict[str, Any]:
 
 # What the message names, and the configs that it is about.
 CONFIGS: dict[str, list[dict[str, Any]]] = {
-    K: [palu({K: [0, 8]}), palu({K: [-1, 8]}), palu({K: ["8", 8]}), palu({K: [1, 2, 3]}),
-        palu({K: []}), palu({K: 12})],
-    Q: [palu({Q: [5, 8]}), *(raw for bad in (0, -1, True, "8", None, [8]) for raw in ranked(bad))],
-    "layers.9": [palu({"model.layers.9.self_attn.k_proj": [5, 8]})],
-    "head_wise_ranks": [palu([1]), palu(None)],
+    Q: [raw for bad in (0, -1, True, "8", None, [8]) for raw in ranked(bad)],
+    "layers.9": ranked(8, "model.layers.9.self_attn.k_proj"),
     "embed_tokens": ranked(8, "model.embed_tokens"),
-    "num_hidden_layers": [raw | {"num_hidden_layers": 10**9} for raw in [PALU, *ranked(8)]],
+    "num_hidden_layers": [raw | {"num_hidden_layers": 10**9} for raw in ranked(8)],
     "intermediate_size": [layered(intermediate_size=-1), layered(intermediate_size="8"),
                           blocks("ffn", intermediate_size=-1)],
     "layer 0": [layered(num_key_value_heads=3)],
@@ -70,9 +62,6 @@ def test_a_key_that_cannot_be_is_named(named: str, tmp_path: Path) -> None:
 
 # By case: the config, a tensor, and a shape that it cannot have; None: it is missing.
 TENSORS: dict[str, tuple[dict[str, Any], str, tuple[int, ...] | None]] = {
-    "palu without VT": (PALU, f"{K}.VT.weight", None),
-    "palu, U transposed": (PALU, f"{K}.U.0.weight", (5, 16)),
-    "palu, ranks that do not add up": (PALU, f"{K}.VT.weight", (12, 32)),
     "asvd without a factor": (ranked(8)[0], f"{Q}.ALinear.weight", None),
     "asvd, another rank": (ranked(8)[0], f"{Q}.BLinear.weight", (9, 32)),
     "a wide layer": (layered(intermediate_size=24), "model.layers.0.mlp.up_proj.weight", (25, 32)),

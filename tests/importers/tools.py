@@ -5,7 +5,7 @@ tool. The imported model must compute the same as these modules.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,21 +63,6 @@ def replace(model: nn.Module, name: str, made: Callable[[nn.Linear], nn.Module])
     """Replace the linear `name` by the module that `made` makes from it."""
     parent, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(parent), attribute, made(model.get_submodule(name)))
-
-
-class PaluLinear(nn.Module):
-    """PaLU's HeadwiseLowRankModule, with random factors."""
-
-    def __init__(self, linear: nn.Linear, ranks: Sequence[int]) -> None:
-        super().__init__()
-        self.ranks, biased = list(ranks), linear.bias is not None
-        self.VT = nn.Linear(linear.in_features, sum(ranks), bias=False)
-        size = linear.out_features // len(ranks)
-        self.U = nn.ModuleList(nn.Linear(rank, size, bias=biased) for rank in ranks)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = self.VT(x).split(self.ranks, dim=-1)
-        return torch.cat([up(part) for up, part in zip(self.U, parts, strict=True)], dim=-1)
 
 
 class TwoLinears(nn.Module):

@@ -1,7 +1,6 @@
 """Models on the Hub: by id and revision, offline, and with --download-dir beside their configs."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
@@ -10,18 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm.config.load import LoadConfig
 
-from tests.importers.palu_models import palu, ranks_of
-from tests.importers.tools import write
 from tests.serving.engines import in_engine_process, served
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.stubs import ModelConfigStub
 from tests.support import hub
-from tests.support.dense_models import config as dense_config
 from tests.support.hub import Repository
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.dims import layout_of
-from vllm_gac.serving.config.hook import check_download_dir
-from vllm_gac.serving.config.parser import GacConfigParser
 from vllm_gac.serving.loading.loader import GacModelLoader
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -59,30 +52,6 @@ def test_weights_downloaded_without_their_config_are_checked_and_served(
     save_file(stored, blob, {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
         _load(config, tmp_path / "downloads")
-
-
-def test_a_model_of_another_tool_is_known_by_its_id(tmp_path: Path) -> None:
-    ranks = ranks_of([([9, 16], [12, 31]), ([17], [33])])
-    write(tmp_path / "palu", *palu(dense_config(), ranks))
-    dense = write_model(tmp_path / "gac", HETEROGENEOUS[:2])
-    with hub.running() as here, hub.used_here(here, tmp_path / "home"):
-        here.models["org/palu"] = Repository({"v1": hub.files_of(tmp_path / "palu")})
-        here.models["org/gac"] = Repository({"main": hub.files_of(tmp_path / "gac")})
-        local, _ = GacConfigParser().parse(tmp_path / "palu", False)
-        raw, hf_config = GacConfigParser().parse("org/palu", False, revision="v1")
-        assert raw["gac"]["layers"] == local["gac"]["layers"]
-        assert hf_config.name_or_path == "org/palu"
-        config = SimpleNamespace(model="org/palu", revision="v1")
-        with pytest.raises(CheckpointError, match=r"--download-dir down: .*org/palu"):
-            check_download_dir(config, LoadConfig(download_dir="down"))
-        check_download_dir(config, LoadConfig())
-        # Of a gac model, vLLM fetches the weights where they are to be.
-        gac = SimpleNamespace(model="org/gac", revision=None)
-        check_download_dir(gac, LoadConfig(download_dir="down"))
-        here.asked.clear()
-        raw, _ = GacConfigParser().parse("org/gac", False, revision=None)
-        assert layout_of(raw) == dense
-        assert not any("safetensors" in request for request in here.asked)
 
 
 @pytest.mark.slow

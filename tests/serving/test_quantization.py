@@ -46,7 +46,6 @@ from vllm_gac.compression.reference_model import Observe, logits, reference
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.serving.config.hook import GacConfigHook
-from vllm_gac.serving.config.parser import config_to_serve
 from vllm_gac.serving.config.quantization import requested_quantization, resolve_cache_dtype
 from vllm_gac.serving.loading.quantized_checkpoint import (
     check_cache_scheme,
@@ -200,16 +199,12 @@ def _project_rounded(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("puzzletron", [False, True], ids=["hf_quant_config.json", "Puzzletron"])
-def test_modelopts_fp8_scores_text_as_its_rounded_weights(puzzletron: bool, tmp_path: Path) -> None:
-    """Puzzletron's is named in its config.json, the other one in a file beside it."""
-    layers = BLOCKS if puzzletron else ALIGNED
+@pytest.mark.parametrize("inline", [False, True], ids=["hf_quant_config.json", "config.json"])
+def test_modelopts_fp8_scores_text_as_its_rounded_weights(inline: bool, tmp_path: Path) -> None:
     model, *written = (tmp_path / name for name in ("model", "packed", "rounded"))
-    write_model(model, layers)
-    if puzzletron:
-        _as_puzzletron(model)
-    scales = scales_of_layers(len(layers), "{}_proj.{}_scale")
-    write_modelopt_fp8(model, *written, scales, puzzletron)
+    write_model(model, ALIGNED)
+    scales = scales_of_layers(len(ALIGNED), "{}_proj.{}_scale")
+    write_modelopt_fp8(model, *written, scales, inline)
     case = Case("ModelOpt", 0.2, linears=(MODELOPT,), cache_scales="layer")
     _assert_scored_as_rounded(*written, case)
 
@@ -223,40 +218,6 @@ def _assert_scored_as_rounded(packed: Path, rounded: Path, case: Case) -> dict[s
     _assert_close(actual["logprobs"], expected["logprobs"], case.noise)
     answered: dict[str, Any] = actual
     return answered
-
-
-@pytest.mark.parametrize("inline", [True, False], ids=["config.json", "hf_quant_config.json"])
-def test_puzzletrons_skipped_parts_are_refused_if_quantized(inline: bool, tmp_path: Path) -> None:
-    """They are served as zero weights, which no file holds."""
-    write_model(tmp_path / "model", BLOCKS)
-    _as_puzzletron(tmp_path / "model")
-    packed = tmp_path / "packed"
-    write_modelopt_fp8(tmp_path / "model", packed, tmp_path / "rounded", {}, inline)
-    assert config_to_serve(packed) is not None
-    raw = json.loads((packed / "config.json").read_text())
-    raw["block_configs"][1]["ffn"] = {"no_op": True}
-    (packed / "config.json").write_text(json.dumps(raw))
-    with pytest.raises(CheckpointError, match="quantized"):
-        config_to_serve(packed)
-
-
-BLOCKS = [layer(("rotary", kv, 64), (kv, 64), width) for kv, width in ((4, 512), (2, 320), (1, 96))]
-
-
-def _as_puzzletron(model: Path) -> None:
-    """Make the config say what Puzzletron says of such layers."""
-    raw = json.loads((model / "config.json").read_text())
-    raw["block_configs"] = [
-        {
-            "attention": {"num_key_value_heads": section["key"]["heads"]},
-            "ffn": {"intermediate_size": section["intermediate_size"]},
-        }
-        for section in raw.pop("gac")["layers"]
-    ]
-    (model / "config.json").write_text(json.dumps(raw | {"architectures": ["AnyModel"]}))
-    tensors = load_file(model / "model.safetensors")
-    plain = {name: x for name, x in tensors.items() if not name.endswith("rope_inv_freq")}
-    save_file(plain, model / "model.safetensors", metadata={"format": "pt"})
 
 
 def _assert_close(actual: list[float], expected: list[float], noise: float) -> None:

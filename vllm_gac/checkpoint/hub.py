@@ -73,22 +73,6 @@ def model_directory(
     return _snapshot(name, revision, weights, flag) if is_hub_id(name) else Path(model)
 
 
-def config_directory(model: str, revision: str | None = None) -> Path | None:
-    """Where the config.json of a model on the Hub is in the cache, fetched if need be.
-
-    None if `model` is a path, or if its config.json cannot be had.
-    """
-    if os_path.lexists(model) or not is_hub_id(model):
-        return None
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(model, "config.json", revision=revision)).parent
-    except Exception as e:  # whoever reads the model next says what is wrong
-        logger.debug("%s: no config.json (%s)", model, e)
-        return None
-
-
 def is_hub_id(name: str) -> bool:
     """Whether `name` could be a model on the Hub, ORGANIZATION/NAME."""
     return re.fullmatch(HUB_ID, name) is not None and not name.endswith(_FILES)

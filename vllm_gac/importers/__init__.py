@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from vllm_gac.checkpoint.headers import TensorInfo
-from vllm_gac.importers import asvd, block_configs, palu, per_layer_config, svd_llm
+from vllm_gac.importers import asvd, block_configs, per_layer_config, svd_llm
 from vllm_gac.importers.imported import Imported
 
 # From a directory, its parsed config.json and its tensors' headers.
@@ -13,7 +13,7 @@ Importer: TypeAlias = Callable[[Path, Mapping[str, Any], Mapping[str, TensorInfo
 
 # In the order in which they are asked. If a config has two spellings of the same thing, the newer
 # spelling comes first here and is used.
-_FORMATS = (palu, svd_llm, asvd, per_layer_config, block_configs)
+_FORMATS = (svd_llm, asvd, per_layer_config, block_configs)
 
 
 def recognize(raw: Mapping[str, Any], names: Iterable[str] = ()) -> Importer | None:

@@ -25,7 +25,6 @@ Format: TypeAlias = Literal[
     "gac",
     "dense",
     "hf-pruned",
-    "palu",
     "asvd",
     "svd-llm",
     "low-rank",
@@ -69,11 +68,6 @@ class Imported(Checkpoint):
     sources: Mapping[str, Source]
     expected: Shapes
     unused: frozenset[str] = frozenset()
-
-    @property
-    def is_stored_as_served(self) -> bool:
-        """Whether the files hold every tensor of the layout under its own name, unchanged."""
-        return all(source == Source((name,)) for name, source in self.sources.items())
 
     def required(self) -> Shapes:
         return self.expected
@@ -173,9 +167,9 @@ def dense_of(
 ) -> tuple[dict[str, Any], ModelLayout]:
     """Config and layout of the model that a tool compressed, without the keys `drop`.
 
-    Tools give Llamas and Mistrals model types of their own, such as "palullama". Other families are
-    known by their plain model type only. Raises CheckpointError naming `where` and the key that is
-    wrong.
+    Tools give Llamas and Mistrals model types of their own, such as "asvd_llama". Other families
+    are known by their plain model type only. Raises CheckpointError naming `where` and the key that
+    is wrong.
     """
     tool_type = raw.get("model_type")
     for model_type in FAMILIES:

@@ -1,7 +1,6 @@
 """Opening a model directory in any format that can be served, or one file of another tool."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,14 @@ from vllm_gac.checkpoint.locate import (
 from vllm_gac.checkpoint.open import Checkpoint, checkpoint_of, quantized
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
-from vllm_gac.importers import palu, recognize
+from vllm_gac.importers import recognize
 from vllm_gac.importers.imported import Format as Format
 from vllm_gac.importers.imported import Imported, Source, dense_of, imported
 from vllm_gac.importers.pruned_shapes import infer_layout
-from vllm_gac.layout.dims import LayerLayout, ModelLayout
-
-Fits = Callable[[ModelLayout, LayerLayout], bool]
 
 
-def open_any_format(directory: Path, fits: Fits | None = None) -> tuple[Format, Checkpoint]:
+def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
     """The format of `directory`, and its checkpoint with the layout to serve it with.
-
-    `fits` says which forms of a layer the kernels can run, where palu leaves a choice; None: any.
 
     The formats: gac was compressed by this project. dense has the shapes that its config says.
     hf-pruned is a model whose tensors have other shapes, which give its layout. The other formats
@@ -37,7 +31,7 @@ def open_any_format(directory: Path, fits: Fits | None = None) -> tuple[Format, 
     """
     directory = Path(directory)
     config, weights = locate_config(directory), locate_weights(directory)
-    return _recognized(directory, read_json(config), read_headers(weights), fits)
+    return _recognized(directory, read_json(config), read_headers(weights))
 
 
 def open_source(source: Path, base: Path | None) -> Checkpoint:
@@ -99,12 +93,9 @@ def _recognized(
     directory: Path,
     raw: Mapping[str, Any],
     tensors: Mapping[str, TensorInfo],
-    fits: Fits | None = None,
 ) -> tuple[Format, Checkpoint]:
     """The same of a config.json and of the headers of weights in `directory`."""
     if importer := recognize(raw, tensors):
-        if importer is palu.read:
-            importer = partial(palu.read, fits=fits)
         written = importer(directory, raw, tensors)
         return written.format, written
     checkpoint = checkpoint_of(directory, raw, tensors)

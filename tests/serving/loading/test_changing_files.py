@@ -8,13 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.importers.palu_models import palu, ranks_of
-from tests.importers.tools import write
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.stubs import ModelConfigStub, stream
-from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
-from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.serving.loading import loader as loader_module
 
 
@@ -44,29 +40,23 @@ CHANGES: dict[str, Callable[[Path], None]] = {
     "rewritten": rewritten,
     "a directory": turned_into_a_directory,
 }
-FORMATS = ("gac", "palu")
 
 
-def written(directory: Path, model_format: str) -> Path:
-    if model_format == "gac":
-        write_model(directory, HETEROGENEOUS[:3])
-    else:
-        write(directory, *palu(config(), ranks_of([([9, 16], [12, 31]), ([], [40])])))
+def written(directory: Path) -> Path:
+    write_model(directory, HETEROGENEOUS[:3])
     return directory
 
 
 def read(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that the loader reads from `directory`, unpadded."""
-    raw = dict(open_any_format(directory)[1].raw_config)
-    return stream(ModelConfigStub(directory, raw))
+    return stream(ModelConfigStub(directory))
 
 
-@pytest.mark.parametrize("model_format", FORMATS)
 @pytest.mark.parametrize("case", CHANGES)
 def test_a_change_between_preflight_and_first_tensor_is_refused(
-    case: str, model_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = written(tmp_path / "model", model_format)
+    directory = written(tmp_path / "model")
     preflight = loader_module.preflight
 
     def then_changed(*arguments: object) -> object:
@@ -81,7 +71,7 @@ def test_a_change_between_preflight_and_first_tensor_is_refused(
 
 @pytest.mark.parametrize("case", ["emptied", "halved", "rewritten"])
 def test_a_change_during_loading_is_refused(case: str, tmp_path: Path) -> None:
-    directory = written(tmp_path / "model", "gac")
+    directory = written(tmp_path / "model")
     tensors = read(directory)
     next(tensors)
     CHANGES[case](directory / "model.safetensors")
@@ -91,7 +81,7 @@ def test_a_change_during_loading_is_refused(case: str, tmp_path: Path) -> None:
 
 
 def test_a_directory_deleted_during_loading_is_read_to_its_end(tmp_path: Path) -> None:
-    directory = written(tmp_path / "model", "gac")
+    directory = written(tmp_path / "model")
     expected = [name for name, _ in read(directory)]
     tensors = read(directory)
     first, _ = next(tensors)

@@ -1,4 +1,4 @@
-"""`vllm-gac import` turns every format into a gac directory, also formats served directly."""
+"""`vllm-gac import` turns every format into a gac directory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,25 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-from tests.importers import layer_models, low_rank_models, palu_models
+from tests.importers import layer_models, low_rank_models
 from tests.importers.tools import assert_same_logits, write
 from tests.support.command import error, result
 from tests.support.dense_models import config, write_tokenizer
 from vllm_gac.checkpoint.open import TensorInfo, open_checkpoint
 
 Written = tuple[Path, nn.Module]
-GQA = config(num_attention_heads=8, num_key_value_heads=4)
 RAW = config(num_hidden_layers=3)
 
 
 def tensors(directory: Path) -> list[TensorInfo]:
     return list(open_checkpoint(directory).tensors.values())
-
-
-def palu(directory: Path) -> Written:
-    ranks = palu_models.ranks_of([([9, 16], [12, 31]), ([32, 32], [5, 6, 7, 8])])
-    written, model = palu_models.palu(GQA, ranks)
-    return write(directory, written, model), model
 
 
 def low_rank(name: str) -> Callable[[Path], Written]:
@@ -47,7 +40,6 @@ def hf_pruned(directory: Path) -> Written:
 
 
 FORMATS: dict[str, Callable[[Path], Written]] = {
-    "palu": palu,
     "asvd": low_rank("asvd"),
     "svd-llm": low_rank("svd-llm"),
     "per-layer-config": per_layer_config,
@@ -80,9 +72,9 @@ def test_every_format_becomes_a_gac_directory(
 def test_a_broken_directory_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks = palu_models.ranks_of([([9, 16], [12, 31])] * 2)
-    written, model = palu_models.palu(GQA, ranks)
-    name, out = "model.layers.1.self_attn.k_proj.U.0.weight", tmp_path / "out"
+    tool = low_rank_models.TOOLS["asvd"]
+    written, model = low_rank_models.low_rank(tool, config(), low_rank_models.SOME)
+    name, out = "model.layers.1.self_attn.v_proj.BLinear.weight", tmp_path / "out"
     source = write(tmp_path / "less", written, model, change=lambda t: t.pop(name))
     assert f"{name}: missing" in error(capsys, "import", source, out, "--quiet")
     source = write(tmp_path / "nan", written, model, change=lambda t: t[name].fill_(torch.nan))
@@ -93,7 +85,7 @@ def test_a_broken_directory_is_one_sentence(
 def test_a_companion_that_links_out_of_the_directory_stays_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, _ = palu(tmp_path / "source")
+    source, _ = hf_pruned(tmp_path / "source")
     (tmp_path / "secret").write_text("secret")
     (source / "tokenizer.json").symlink_to(tmp_path / "secret")
     said = error(capsys, "import", source, tmp_path / "out", "--quiet")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.importers import low_rank_models, palu_models, tools
+from tests.importers import low_rank_models, tools
 from tests.steps.heal.models import (
     compressed_config,
     dense_config,
@@ -87,9 +87,8 @@ def test_what_was_written_has_the_score_that_is_told(
     assert f"Trained on {first.tokens:,} tokens to predict what teacher predicts" in card
 
 
-@pytest.mark.parametrize("name", ["svd-llm", "palu"])
 def test_what_another_tool_wrote_is_healed_with_its_factors(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train, "_MUCH_WORSE", math.inf)  # both are random
     _, teacher, text = write_all(tmp_path)
@@ -97,20 +96,16 @@ def test_what_another_tool_wrote_is_healed_with_its_factors(
     raw = dense_models.config(num_attention_heads=8, num_key_value_heads=4)
     dense_models.write(teacher, raw)
     student = tmp_path / "tool"
-    if name == "palu":
-        ranks = palu_models.ranks_of([([9, 16], [12, 31]), ([32, 32], [5, 6, 7, 8])])
-        tools.write(student, *palu_models.palu(raw, ranks))
-    else:
-        tool = low_rank_models.TOOLS[name]
-        made = low_rank_models.low_rank(tool, raw, low_rank_models.SOME)
-        tools.write(student, *made, tool.rename)
+    tool = low_rank_models.TOOLS["svd-llm"]
+    made = low_rank_models.low_rank(tool, raw, low_rank_models.SOME)
+    tools.write(student, *made, tool.rename)
     dense_models.write_tokenizer(student / "tokenizer.json", raw["vocab_size"])
     _, before = open_any_format(student)
     done = heal(student, teacher, [text], tmp_path / "out", HealRequest(**FAST))
     assert done.after.divergence < done.before.divergence
     assert open_checkpoint(tmp_path / "out").layout == before.layout
     source = open_checkpoint(tmp_path / "out").raw_config["gac"]["source"]
-    assert (source["format"], source["heal"]["teacher"]) == (name, "teacher")
+    assert (source["format"], source["heal"]["teacher"]) == ("svd-llm", "teacher")
 
 
 class Stopped(Exception):  # noqa: N818

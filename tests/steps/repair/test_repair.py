@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.alignment.random_models import DEFAULT_ROPE, TOKENS, gac_config
-from tests.importers import low_rank_models, palu_models, tools
+from tests.importers import low_rank_models, tools
 from tests.support import dense_models
 from tests.support.command import error, result
 from tests.support.misaligned_models import LAYERS, write_weights
@@ -108,15 +108,15 @@ def test_dense_and_pruned_models_can_be_repaired(tmp_path: Path) -> None:
 
 def test_what_another_tool_wrote_can_be_repaired(tmp_path: Path) -> None:
     raw = dense_models.config(num_attention_heads=8, num_key_value_heads=4)
-    ranks = palu_models.ranks_of([([9, 16], [12, 31]), ([32, 32], [5, 6, 7, 8])])
-    written, model = palu_models.palu(raw, ranks)
-    tools.write(tmp_path / "palu", written, model)
+    tool = low_rank_models.TOOLS["asvd"]
+    written, model = low_rank_models.low_rank(tool, raw, low_rank_models.SOME)
+    tools.write(tmp_path / "asvd", written, model)
     done = repair(
-        tmp_path / "palu", tmp_path / "out", RepairRequest(strategy="measured"), progress=False
+        tmp_path / "asvd", tmp_path / "out", RepairRequest(strategy="measured"), progress=False
     )
     assert done.after == padded_layout(done.before, "measured") != done.before
     source = open_checkpoint(tmp_path / "out").raw_config["gac"]["source"]
-    assert (source["format"], source["repair"]["strategy"]) == ("palu", "measured")
+    assert (source["format"], source["repair"]["strategy"]) == ("asvd", "measured")
     tools.assert_same_logits(tmp_path / "out", model, "gac")
 
 

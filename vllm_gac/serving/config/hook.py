@@ -62,7 +62,6 @@ class GacConfigHook:
         resolve_cache_dtype(vllm_config)
         config = GacConfig.of(model_config.hf_config)
         check_experts(vllm_config, config.stored)
-        check_download_dir(model_config, load_config)
         _preflight(Path(model_config.model), config, load_config)
         align_config(vllm_config)
         shard_config(vllm_config)
@@ -99,25 +98,6 @@ def _choose_load_format(load_config: "LoadConfig") -> None:
         )
     logger.info("Loading a gac model with --load-format %s", LOAD_FORMAT)
     load_config.load_format = LOAD_FORMAT
-
-
-def check_download_dir(model_config: "ModelConfig", load_config: "LoadConfig") -> None:
-    """Refuse --download-dir for a model on the Hub whose weights the parser had to fetch.
-
-    Raises:
-        CheckpointError: It is given, and another tool wrote the model.
-    """
-    # Not at the top: this module is imported in the middle of vLLM's imports.
-    from vllm_gac.serving.config.parser import is_from_another_tool
-
-    model, place = model_config.model, load_config.download_dir
-    if place is not None and is_from_another_tool(model, model_config.revision):
-        raise CheckpointError(
-            f"--download-dir {place}: not for {model}, which another tool wrote: its dims follow "
-            "from its weights, so they are in the Hub's cache before vLLM fetches any; leave it "
-            f"out, and set HF_HOME to where the cache is to be, or 'hf download {model} "
-            "--local-dir DIR' and serve DIR"
-        )
 
 
 def _preflight(directory: Path, config: GacConfig, load_config: "LoadConfig") -> None:

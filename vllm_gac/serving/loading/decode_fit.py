@@ -11,7 +11,7 @@ from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.gpu import decode_fit
 from vllm_gac.kernels.gpu_limits import HOPPER
 from vllm_gac.layout.cache_geometry import CacheGeometry
-from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.dims import ModelLayout
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -21,11 +21,6 @@ def gpu_capability() -> tuple[int, int]:
     """Compute capability of this machine's GPUs; Hopper's if vLLM does not know it."""
     capability = current_platform.get_device_capability()
     return HOPPER if capability is None else (capability.major, capability.minor)
-
-
-def fits_decode_kernel(layout: ModelLayout, layer: LayerLayout) -> bool:
-    """Whether our kernels can run the attention of `layer` here, with any cache dtype."""
-    return decode_fit.fits_decode_kernel(layout, layer, gpu_capability())
 
 
 def check_decode_kernel(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
