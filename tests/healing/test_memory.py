@@ -23,16 +23,14 @@ LLAMA3_8B = layout_of(
     )
 )
 # GB that healing took at its most at 8B's shape, of which 80 % of the parameters are kept: the GPU
-# and how many of them, the rank of adapters, whether the moments are offloaded. The pages
-# that have these numbers are of commit 60b1e14 (benchmarks/results/quality).
+# and how many of them, the rank of adapters. The pages that have these
+# numbers are of commit 60b1e14 (benchmarks/results/quality).
 MEASURED = (
-    ("H200", 1, None, False, 114.26),
-    ("H200", 1, None, True, 71.87),
-    ("H200", 1, 32, False, 38.94),
-    ("H100", 1, None, True, 71.46),
-    ("H100", 1, 32, False, 41.03),
-    ("H100", 2, None, False, 71.85),
-    ("H100", 2, 32, False, 40.65),
+    ("H200", 1, None, 114.26),
+    ("H200", 1, 32, 38.94),
+    ("H100", 1, 32, 41.03),
+    ("H100", 2, None, 71.85),
+    ("H100", 2, 32, 40.65),
 )
 WHOLE, LORA = (memory(LLAMA3_8B, LLAMA3_8B, (2, 2), 8192, rank) for rank in (None, 32))
 
@@ -45,35 +43,18 @@ def test_whole_weights_if_there_is_room_else_adapters() -> None:
     assert chosen_rank("auto", 32, WHOLE, LORA, None) is None
 
 
-def test_offloaded_moments_make_room_for_whole_weights() -> None:
-    """An 8B model that lost nothing but its cache, on a GPU of 141 GB."""
-    whole, lora = (m.with_offload for m in (WHOLE, LORA))
-    assert whole.trained == WHOLE.trained / 2
-    assert whole.host == WHOLE.host + WHOLE.trained / 2
-    assert chosen_rank("auto", 32, WHOLE, LORA, 141 * GB) == 32
-    assert chosen_rank("auto", 32, whole, lora, 141 * GB, 90 * GB) is None
-    assert chosen_rank("auto", 32, whole, lora, 141 * GB, 80 * GB) == 32
-    with pytest.raises(HealingError, match=r"--offload, .* 91\.1 GB.* 83\.8 GB"):
-        chosen_rank("full", 32, WHOLE, LORA, 141 * GB)
-    with pytest.raises(HealingError, match=r"83\.8 GB .* 80\.0 GB"):
-        chosen_rank("full", 32, whole, lora, 141 * GB, 80 * GB)
-
-
 def test_what_does_not_fit_is_refused_with_its_parts() -> None:
     with pytest.raises(HealingError, match=r"111\.7 .* 75\.2 GB") as refused:
         chosen_rank("full", 32, WHOLE, LORA, 80 * GB)
     assert "--train lora" in str(refused.value)
-    assert "--offload" not in str(refused.value)  # would not help
     with pytest.raises(HealingError, match=r"16\.1 .*16\.1 "):
         chosen_rank("auto", 32, WHOLE, LORA, 24 * GB)
 
 
 def test_what_was_measured_is_expected_with_some_to_spare(tmp_path: Path) -> None:
     layouts = write_models(tmp_path)
-    for gpu, processes, rank, offloaded, measured in MEASURED:
+    for gpu, processes, rank, measured in MEASURED:
         needed = memory(layouts["gac"], layouts["dense"], (2, 2), 8192, rank, processes)
-        if offloaded:
-            needed = needed.with_offload
         assert 3 * GB < needed.total - GB * measured < 10 * GB, (gpu, processes, rank)
 
 

@@ -1,22 +1,21 @@
 """How much memory a healing needs, and what is trained if that is not said.
 
 A trained number takes 16 bytes of the GPU: itself, its gradient and Adam's two moments, each in
-fp32. The moments may be offloaded to the CPU. All other weights lie on the GPU as they are stored,
+fp32. All other weights lie on the GPU as they are stored,
 and so does the teacher. Where several processes heal together, each GPU has its shard of all but
 embeddings and activations.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 from vllm_gac.errors import HealingError
 from vllm_gac.healing.distillation import PIECE
 from vllm_gac.healing.student import is_trained
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 
-_NUMBER, _GRADIENT, _MOMENTS = 4, 4, 8
+_TRAINED = 16
 # Hidden states and MLP activations of a layer that exist at once when it runs backward, and logits.
 _STATES, _CHANNELS, _LOGITS = 16, 8, 6
 # A layer's weights in two dtypes and its gradients; and, of those that are shared, the layers on
@@ -31,35 +30,24 @@ _LEAST_AT_ONCE, _MOST_AT_ONCE, _PART_AT_ONCE = 1 << 13, 1 << 16, 8
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on each device, and in host memory for each.
+    """Bytes on each device.
 
     Attributes:
         trained: Numbers that are trained, with gradients and moments.
         weights: Weights of the student that lie there beside them.
         teacher: Weights of the teacher.
         activations: Hidden states; and the logits, or what one layer has when it runs backward.
-        host: Host memory: the best weights so far, and moments that are offloaded.
-        offloaded: Whether they are.
     """
 
     trained: int
     weights: int
     teacher: int
     activations: int
-    host: int
-    offloaded: bool = False
 
     @property
     def total(self) -> int:
         """All on the device."""
         return self.trained + self.weights + self.teacher + self.activations
-
-    @property
-    def with_offload(self) -> "Memory":
-        """The same if Adam's moments are offloaded to the CPU."""
-        moments = self.trained * _MOMENTS // (_NUMBER + _GRADIENT + _MOMENTS)
-        there = self.host + moments
-        return replace(self, trained=self.trained - moments, host=there, offloaded=True)
 
     def described(self) -> str:
         """The sum, and what it is made of."""
@@ -123,11 +111,10 @@ def memory(
     )
     shared = (teacher.parameters - embeddings) // processes
     return Memory(
-        trained=(_NUMBER + _GRADIENT + _MOMENTS) * trained // processes,
+        trained=_TRAINED * trained // processes,
         weights=weight_bytes[0] * (outside + fixed // processes),
         teacher=weight_bytes[1] * (embeddings + shared),
         activations=_activations(student, teacher, tokens, processes),
-        host=_NUMBER * trained // processes,
     )
 
 
@@ -137,55 +124,32 @@ def chosen_rank(
     full: Memory,
     adapters: Memory,
     free: int | None,
-    free_on_host: float = math.inf,
 ) -> int | None:
     """The rank of the adapters to train, or None to train all weights of the layers.
 
     Args:
-        asked: "full", "lora", or "auto": all weights if there is room for them.
+        requested: "full", "lora", or "auto": all weights if there is room for them.
         adapter_rank: The rank if adapters are trained.
         full: What training all weights needs.
         adapters: What training adapters needs.
         free: Free bytes of the device; None: its memory is the host's, and is not looked at.
-        free_on_host: Free bytes of host memory for this process.
 
     Raises:
         HealingError: What was asked for does not fit.
     """
     room = math.inf if free is None else _SHARE_TO_USE * free
-    if requested != "lora" and full.total <= room and full.host <= free_on_host:
+    if requested != "lora" and full.total <= room:
         return None
-    if requested != "full" and adapters.total <= room and adapters.host <= free_on_host:
+    if requested != "full" and adapters.total <= room:
         return adapter_rank
     needed, hints = adapters, ["heal on a larger GPU"]
     if requested == "full":
         needed = full
         hints.append(f"give --train lora, which takes {_giga(adapters.total)} GB")
-        offloaded = full.with_offload
-        if offloaded.total <= room < full.total and not full.offloaded:
-            hints.append(
-                f"give --offload, which takes {_giga(offloaded.total)} GB, and "
-                f"{_giga(offloaded.host)} GB of host memory"
-            )
-    if needed.total <= room:
-        raise HealingError(
-            f"too little memory: healing needs {_giga(needed.host)} GB of host memory for each "
-            f"process, {_giga(int(free_on_host))} GB are free; {', or '.join(hints[1:] or hints)}"
-        )
     raise HealingError(
         f"too little memory: healing needs {needed.described()}; {_giga(int(room))} GB of the "
         f"GPU's are free to use; shorter sequences need less, or {', or '.join(hints)}"
     )
-
-
-def free_host_memory() -> float:
-    """Bytes of host memory that can be used without swapping; infinite where nobody tells."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return math.inf
-    (free,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return 1024.0 * int(free)
 
 
 def _adapter_numbers(shapes: Mapping[str, tuple[int, ...]], rank: int) -> int:

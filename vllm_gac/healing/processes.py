@@ -36,14 +36,12 @@ class Processes:
         device: The device of this process.
         count: How many there are.
         rank: The number of this one, from 0.
-        on_this_host: How many of them are on this machine.
         mesh: All of them, if there are several.
     """
 
     device: torch.device
     count: int = 1
     rank: int = 0
-    on_this_host: int = 1
     mesh: DeviceMesh | None = None
 
     @property
@@ -174,7 +172,7 @@ def distributed_context(device: str) -> Iterator[Processes]:
     dist.init_process_group(backend, timeout=_MAX_WAIT, device_id=bound)
     try:
         mesh = init_device_mesh(local_device.type, (int(count),))
-        yield Processes(local_device, int(count), rank, here, mesh)
+        yield Processes(local_device, int(count), rank, mesh)
         dist.barrier()  # what the first one has written is there when any of them returns
     finally:
         log.setLevel(level)

@@ -47,7 +47,6 @@ class Healing:
         schedule: Schedule,
         path: Path,
         run: str,
-        offload: bool = False,
     ) -> None:
         """Prepare the run.
 
@@ -59,13 +58,12 @@ class Healing:
             schedule: Its steps.
             path: The file of its state.
             run: Identifies the run in that file.
-            offload: Whether Adam's moments are offloaded to the CPU. It changes no result.
         """
         self._distillation, self._student = distillation, student
         self._processes = distillation.processes
         self._tokens, self._held_out = tokens, held_out
         self._schedule, self._path, self._run = schedule, path, run
-        self._adam = Adam(student.parameters(), offload)
+        self._adam = Adam(student.parameters())
         self._best = student.copy()
         self._saved_at, self._saving = time.monotonic(), 0.0
 

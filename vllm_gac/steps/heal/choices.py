@@ -9,7 +9,7 @@ import torch
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import HealingError
-from vllm_gac.healing.memory import Memory, chosen_rank, free_host_memory, memory, tokens_at_once
+from vllm_gac.healing.memory import Memory, chosen_rank, memory, tokens_at_once
 from vllm_gac.healing.processes import Processes
 from vllm_gac.healing.schedule import Schedule, schedule
 from vllm_gac.healing.student import largest_adapter_rank
@@ -69,18 +69,9 @@ def _adapter_rank(
     stored = _weight_bytes(student), _weight_bytes(teacher)
 
     def needed(of: int | None) -> Memory:
-        estimate = memory(student.layout, teacher.layout, stored, at_once, of, processes.count)
-        return estimate.with_offload if request.offload else estimate
+        return memory(student.layout, teacher.layout, stored, at_once, of, processes.count)
 
-    on_host = processes.minimum(free_host_memory()) / processes.on_this_host
-    chosen = chosen_rank(
-        request.train,
-        rank,
-        needed(None),
-        needed(rank),
-        free,
-        on_host if request.offload else math.inf,
-    )
+    chosen = chosen_rank(request.train, rank, needed(None), needed(rank), free)
     logger.info("memory of the device: about %s", needed(chosen).described())
     if chosen is None and requested is not None:
         logger.warning(

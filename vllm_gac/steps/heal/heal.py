@@ -163,7 +163,6 @@ def heal(
             steps,
             state,
             _digest(record),
-            request.offload,
         )
         show_progress = progress and processes.is_first
         guard = healing.train(show_progress)

@@ -70,15 +70,6 @@ class HealRequest:
             kind="count",
         ),
     )
-    offload: bool = field(
-        default=False,
-        metadata=option(
-            "--offload",
-            "offload Adam's moments to the CPU: half of what training takes of the GPU, and "
-            "slower steps",
-            kind="switch",
-        ),
-    )
     sequence_length: int = field(
         default=512,
         metadata=option("--sequence-length", "tokens per sequence; default: 512", kind="count"),
