@@ -7,7 +7,6 @@ from vllm_gac.checkpoint.fused import without_fused
 from vllm_gac.checkpoint.headers import read_headers
 from vllm_gac.checkpoint.locate import locate_weights, state_dict_files, without_weights
 from vllm_gac.checkpoint.open import Checkpoint, faults
-from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.serving.gac_config import GacConfig
 
@@ -34,15 +33,13 @@ def preflight(directory: Path, config: GacConfig) -> Checkpoint:
     Raises:
         CheckpointError: The directory does not hold exactly the tensors of that layout.
     """
-    layout, path = config.stored, directory / "config.json"
-    # With --download-dir, vLLM keeps config and weights of a model on the Hub apart.
-    raw = read_json(path) if path.exists() else config.to_dict()
+    layout = config.stored
     refuse_unserved_files(directory)
     headers = read_headers(locate_weights(directory))
     is_dense = config.checked.gac is None
     stored = without_fused(directory, config.model_type, layout, headers) if is_dense else headers
     # The served config counts, not the file: --hf-overrides may have changed it.
-    checkpoint = Checkpoint(directory, raw, config.checked, layout, stored)
+    checkpoint = Checkpoint(directory, config.original, config.checked, layout, stored)
     named = list(itertools.islice(faults(checkpoint), MAX_FAULTS))
     if named:
         advice = "; 'vllm-gac import' reads what other tools wrote" if is_dense else ""
