@@ -6,7 +6,7 @@ PYTHON ?= python3
 PORT   ?= 8000
 DEMO   := build/demo-gac
 MODEL  ?= $(DEMO)
-EXTRAS := loadtest ray eval datasets plots grafana nixl docs
+EXTRAS := loadtest ray xformers eval datasets plots grafana nixl docs
 TESTED_EXTRAS := ray loadtest datasets nixl
 
 BIN    := .venv/bin
