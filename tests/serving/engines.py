@@ -142,6 +142,7 @@ def outputs(
     llm: Any,
     prompts: list[list[int]] = PROMPTS,
     tokens: int = 12,
+    lora_request: Any = None,
     transfers: list[dict[str, Any]] | None = None,
 ) -> Any:
     """vLLM's RequestOutput for each prompt: greedy tokens, with the top-5 logprobs.
@@ -161,7 +162,7 @@ def outputs(
         for transfer in transfers or [None] * len(prompts)
     ]
     requests = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return llm.generate(requests, sampling, use_tqdm=False)
+    return llm.generate(requests, sampling, use_tqdm=False, lora_request=lora_request)
 
 
 def assert_same(actual: Answers, expected: Answers, error: float = 2e-3) -> None:

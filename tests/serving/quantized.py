@@ -23,6 +23,7 @@ from compressed_tensors.quantization import (
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from safetensors.torch import load_file, save_file
 
+from tests.serving.adapters import is_linear
 from vllm_gac.layout.dims import ModelLayout
 
 INPUT_SCALE = 0.05  # of a static scheme
@@ -127,12 +128,6 @@ def write_modelopt_fp8(
         document = json.dumps({"producer": producer, "quantization": section})
         (out / "hf_quant_config.json").write_text(document)
     _write(model, rounded, values, {})
-
-
-def is_linear(name: str, tensor: torch.Tensor) -> bool:
-    """Whether this tensor is the weight of a linear or of a factor in a layer."""
-    in_layer = name.startswith("model.layers.") and name.endswith(".weight")
-    return in_layer and tensor.ndim == 2 and not name.endswith("norm.weight")  # of key heads
 
 
 def scales_of_layers(layers: int, name: str) -> dict[str, torch.Tensor]:

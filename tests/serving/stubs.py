@@ -43,6 +43,7 @@ class VllmConfigStub(SimpleNamespace):
         quantization: str | None = None,
         cache_dtype: str = "auto",
         trainer: object = None,
+        lora: object = None,
         **model: Any,
     ) -> None:
         """The config of `vllm serve directory` with these loader `options`.
@@ -72,6 +73,7 @@ class VllmConfigStub(SimpleNamespace):
                 cache_dtype=cache_dtype, kv_cache_dtype_skip_layers=[], sliding_window=None
             ),
             weight_transfer_config=trainer,
+            lora_config=lora,
         )
 
     @property

@@ -55,11 +55,14 @@ def test_tensor_parallel_ranks_and_stages_answer_as_one_process(model: Path) -> 
     assert room == pytest.approx(2 * (1 << 30) / (4 * layout.kv_elements), rel=0.01)
 
 
-def requested(parallel: dict[str, Any] | None = None, **model: Any) -> SimpleNamespace:
+def requested(
+    lora: object = None, parallel: dict[str, Any] | None = None, **model: Any
+) -> SimpleNamespace:
     """The fields of VllmConfig that the check reads, with these values in place of defaults."""
     flags = dict.fromkeys(("enable_expert_parallel", "enable_eplb", "enable_dbo"), False)
     dense = {"hf_config": SimpleNamespace(), "quantization": None, "quantization_config": None}
     return SimpleNamespace(
+        lora_config=lora,
         parallel_config=SimpleNamespace(**flags | {"data_parallel_size": 1} | (parallel or {})),
         model_config=SimpleNamespace(**dense | model),
     )
@@ -70,6 +73,7 @@ def requested(parallel: dict[str, Any] | None = None, **model: Any) -> SimpleNam
     [
         ({"quantization": "fp8_per_tensor"}, "--quantization"),
         ({"hf_config": SimpleNamespace(quantization_config={})}, "config.json: quantization_conf"),
+        ({"lora": "some"}, "--enable-lora"),
         ({"parallel": {"enable_expert_parallel": True}}, "--enable-expert-parallel"),
         ({"parallel": {"enable_eplb": True}}, "--enable-eplb"),
         ({"parallel": {"enable_dbo": True}}, "--enable-dbo"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import LoRAConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.linear import LinearBase
 
 from tests.serving.agreement import PROMPTS
@@ -41,9 +41,12 @@ class Linear(LinearBase):
         self.weight_scale = torch.tensor([0.5])
 
 
-def _is_fp8(monkeypatch: pytest.MonkeyPatch, enabled: bool = True, **linear: Any) -> Any:
+def _is_fp8(
+    monkeypatch: pytest.MonkeyPatch, enabled: bool = True, lora: Any = None, **linear: Any
+) -> Any:
     config = VllmConfig()
     config.load_config.model_loader_extra_config = {} if enabled else {"fused_fp8": False}
+    config.lora_config = lora
     monkeypatch.setattr(fp8_linear, "current_platform", SimpleNamespace(is_cuda=lambda: True))
     monkeypatch.setattr(fp8_linear, "fp8_kernel_of", lambda linear: Kernel())
     monkeypatch.setattr(gpu_limits, "is_hopper", lambda device: True)
@@ -57,6 +60,7 @@ def test_only_plain_linears_take_quantized_inputs_unless_that_is_off(
 ) -> None:
     assert _is_fp8(monkeypatch)
     assert not _is_fp8(monkeypatch, enabled=False)
+    assert not _is_fp8(monkeypatch, lora=LoRAConfig(max_lora_rank=8))
     for change in ({"bias": "bias"}, {"tp_size": 2}, {"input_size": 40}, {"output_size": 24},
                    {"input_size": 32768}):  # fmt: skip
         assert not _is_fp8(monkeypatch, **change), change

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from torch import nn
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import LoRAConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import QuantizationConfig, auto_awq, auto_gptq, fp8
 
@@ -63,22 +63,26 @@ def _without_weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "fused"),
+    ("ranks", "lora", "fused"),
     [
-        ((96, 64, 72), ["q_proj.A", "k_proj.A", "v_proj.A"]),
-        ((96, None, 40), ["q_proj.A", "v_proj.A"]),
-        ((None, 64, None), []),
-        ((96, 61, 40), []),  # rows that do not begin on 16 bytes
+        ((96, 64, 72), None, ["q_proj.A", "k_proj.A", "v_proj.A"]),
+        ((96, None, 40), None, ["q_proj.A", "v_proj.A"]),
+        ((None, 64, None), None, []),
+        ((96, 61, 40), None, []),  # rows that do not begin on 16 bytes
+        ((96, 64, 72), LoRAConfig(max_lora_rank=8), []),
     ],
 )
-def test_down_factors_of_an_input_are_fused_if_aligned(
-    ranks: tuple[int | None, ...], fused: list[str]
+def test_down_factors_of_an_input_are_fused_if_aligned_and_without_adapters(
+    ranks: tuple[int | None, ...], lora: Any, fused: list[str]
 ) -> None:
     names = ("q_proj", "k_proj", "v_proj")
     by_name = {name: rank for name, rank in zip(names, ranks, strict=True) if rank is not None}
-    shards = linear.add_column_parallel(
-        nn.Module(), dict.fromkeys(names, (512, 256)), by_name, False, None, "attention"
-    )
+    config = VllmConfig()
+    config.lora_config = lora
+    with set_current_vllm_config(config):
+        shards = linear.add_column_parallel(
+            nn.Module(), dict.fromkeys(names, (512, 256)), by_name, False, None, "attention"
+        )
     assert shards == {name: ("down_factors", shard) for shard, name in enumerate(fused)}
 
 

@@ -5,14 +5,15 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from packaging.requirements import Requirement
 
 from vllm_gac.errors import VersionError
 from vllm_gac.layout.families import ARCHITECTURE
-from vllm_gac.serving import plugin, registration
+from vllm_gac.serving import plugin, registration, vllm_internals
 from vllm_gac.serving.after_import import run_after_import
 
 
@@ -154,6 +155,22 @@ def test_an_unsupported_vllm_serves_other_models(monkeypatch: pytest.MonkeyPatch
     raw, config = parser.parse("model", False, revision="main")
     assert raw == VllmParser.raw
     assert config == ("model", False, {"revision": "main"})
+
+
+@pytest.mark.parametrize("name", [*vllm_internals._ADAPTER_CHECKS, None])
+def test_adapters_are_fitted_before_the_check_that_a_release_has(name: str | None) -> None:
+    called: list[str] = []
+    manager: Any = SimpleNamespace()
+    if name is None:
+        with pytest.raises(VersionError, match="--enable-lora"):
+            vllm_internals.fit_before_validation(manager, called.append)
+        return
+    setattr(manager, name, lambda adapter: called.append(f"checked {adapter}"))
+    vllm_internals.fit_before_validation(
+        manager, lambda adapter: called.append(f"fitted {adapter}")
+    )
+    getattr(manager, name)("adapter")
+    assert called == ["fitted adapter", "checked adapter"]
 
 
 def test_a_deferred_step_runs_after_the_import_and_not_on_find_spec(

@@ -144,6 +144,12 @@ class Changed(Release):
     ("module", "before", "after", "fault"),
     [
         (
+            "vllm.lora.worker_manager",
+            "_adapter_manager._validate_",
+            "_adapter_manager._check_",
+            "check that adapters are padded or refused before they are copied",
+        ),
+        (
             "vllm.model_executor.models.llama",
             "self._init_model(",
             "self._make_model(",

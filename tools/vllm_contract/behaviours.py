@@ -215,6 +215,22 @@ BEHAVIOURS = (
         "elif head_dim <= 128: return FwdConfig(128, 128, True, True)",
         "FlashAttention 4 has the tiles that gpu/attention_choice.py says it writes within",
     ),
+    # LoRA
+    Behaviour(
+        "vllm.lora.worker_manager",
+        "WorkerLoRAManager._load_adapter",
+        (
+            "self._adapter_manager._validate_classification_head_lora(lora)",
+            "self._adapter_manager._validate_modules_to_save(lora)",
+        ),
+        "adapters are padded or refused before they are copied",
+    ),
+    _one(
+        "vllm.lora.model_manager",
+        "LoRAModelManager.__init__",
+        "self.model.lora_manager = self",
+        "we get hold of the manager of adapters",
+    ),
     # KV cache
     _one(
         "vllm.v1.kv_cache_layout",

@@ -16,9 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.utils.torch_utils import _encode_layer_name, vllm_lib
 
+from vllm_gac.errors import VersionError
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.config.load import LoadConfig
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.model_manager import LoRAModelManager
     from vllm.model_executor.model_loader import BaseModelLoader
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
@@ -168,6 +172,35 @@ def step_scratch(common: "CommonAttentionMetadata") -> dict[str, Any]:
     place for what they share.
     """
     return vars(common)
+
+
+# ---- LoRA ------------------------------------------------------------------------------------
+
+# What a manager checks an adapter with: the name in vLLM 0.33 and later, then the one before.
+_ADAPTER_CHECKS = ("_validate_classification_head_lora", "_validate_modules_to_save")
+
+
+def fit_before_validation(manager: "LoRAModelManager", fit: "Callable[[LoRAModel], None]") -> None:
+    """Make `manager` pass every adapter to `fit` before it validates it.
+
+    No other method sees an adapter after its files are read and before it is copied into buffers.
+
+    Raises:
+        VersionError: The manager validates adapters in no way that we know.
+    """
+    name = next((name for name in _ADAPTER_CHECKS if hasattr(manager, name)), None)
+    if name is None:
+        raise VersionError(
+            f"vLLM's {type(manager).__name__} has none of {', '.join(_ADAPTER_CHECKS)}, so LoRA "
+            "adapters of a gac model cannot be checked; serve it without --enable-lora"
+        )
+    validate = getattr(manager, name)
+
+    def fit_and_validate(adapter: "LoRAModel") -> None:
+        fit(adapter)
+        validate(adapter)
+
+    setattr(manager, name, fit_and_validate)
 
 
 # ---- linear layers in FP8 --------------------------------------------------------------------

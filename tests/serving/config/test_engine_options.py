@@ -42,7 +42,6 @@ def requested(
     drafted: int | None = None,
     attention: dict[str, Any] | None = None,
     mfu: bool = False,
-    lora: object = None,
     heads: int = 32,
     sizes: dict[str, int] | None = None,
     **model: Any,
@@ -69,7 +68,6 @@ def requested(
         observability_config=SimpleNamespace(enable_mfu_metrics=mfu),
         kv_transfer_config=None,
         use_v2_model_runner=True,
-        lora_config=lora,
     )
 
 
@@ -130,7 +128,6 @@ def test_options_that_our_attention_does_not_support_are_refused(
     [
         ({"attention": {"use_non_causal": True}}, "^--attention-config: .*use_non_causal"),
         ({"mfu": True}, "^--enable-mfu-metrics"),
-        ({"lora": object()}, "^--enable-lora"),
     ],
 )
 def test_options_for_vllms_own_layers_are_refused_of_gac_models(

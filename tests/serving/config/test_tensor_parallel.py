@@ -63,6 +63,7 @@ def test_a_config_without_parallelism_stays_as_it_is(model: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        ({"lora": object()}, "layer 1 .*LoRA"),
         ({"trainer": object()}, "layer 1 .*trainer"),
         ({"quantization_config": {"quant_method": "fp8"}}, "layer 1 .*quantized"),
         ({"tp": 1, "pp": 4}, "--pipeline-parallel-size 4: .*3 layers"),

@@ -86,7 +86,7 @@ def _kinds(vllm_config: VllmConfig, block_size: int, max_query_len: int) -> list
 def _mlps(vllm_config: VllmConfig) -> set[tuple[int, torch.dtype]]:
     """Width and dtype of the MLPs that may run on swiglu_linear; width is per rank."""
     model_config = vllm_config.model_config
-    if vllm_config.quant_config is not None:
+    if vllm_config.quant_config is not None or vllm_config.lora_config is not None:
         return set()
     if model_config.architecture != ARCHITECTURE:  # vLLM's own model computes its MLPs
         return set()

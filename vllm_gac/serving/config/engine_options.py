@@ -71,11 +71,6 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
             "--enable-mfu-metrics: vLLM counts operations and bytes by config.json, as if all "
             "layers were alike, so the numbers of a gac model would be wrong; leave it out"
         )
-    if vllm_config.lora_config is not None:
-        raise CheckpointError(
-            "--enable-lora: no tool trains adapters for the layers of a gac model; merge the "
-            "adapter into the dense model, and compress that"
-        )
     check_backends(vllm_config)
     _check_attention(vllm_config)
     attention = vllm_config.attention_config
@@ -272,6 +267,7 @@ def check_experts(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
     for option, is_given in (
         ("config.json: quantization_config", packed is not None),
         ("--quantization", model.quantization or model.quantization_config),
+        ("--enable-lora", vllm_config.lora_config),
         ("--enable-expert-parallel", parallel.enable_expert_parallel),
         ("--enable-eplb", parallel.enable_eplb),
         ("--enable-dbo", parallel.enable_dbo),

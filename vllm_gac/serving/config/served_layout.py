@@ -69,8 +69,8 @@ def shard_config(vllm_config: "VllmConfig") -> None:
 
     Raises:
         CheckpointError: A layer cannot be split, or its heads would have to be repeated and cannot
-            be, because they are quantized, or because the weights that a trainer sends are made
-            for them.
+            be, because they are quantized, or because LoRA adapters or the weights that a trainer
+            sends are made for them.
     """
     model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
     layout = GacConfig.of(model_config.hf_config).served
@@ -87,6 +87,8 @@ def shard_config(vllm_config: "VllmConfig") -> None:
         reason = "quantized tensors cannot be"
     elif vllm_config.weight_transfer_config is not None:
         reason = "weights that a trainer sends would not fit"
+    elif vllm_config.lora_config is not None:
+        reason = "LoRA adapters would not fit"
     if reason is not None:
         raise CheckpointError(
             f"--tensor-parallel-size {tp}: layer {first} has {heads} heads to share, which would "

@@ -74,5 +74,6 @@ def _is_plain_fp8(linear: nn.Module) -> bool:
         and linear.bias is None
         and linear.tp_size == 1
         and takes_fp8_rows(linear.input_size, linear.output_size)
+        and config.lora_config is None
         and is_hopper(torch.device("cuda", torch.cuda.current_device()))
     )

@@ -1,6 +1,6 @@
 """Linear layers that one launch of our kernel computes, where that is faster than vLLM's own.
 
-Ours only multiplies: linear layers that are quantized or have biases stay
+Ours only multiplies: linear layers that are quantized, have biases or are adapted by LoRA stay
 vLLM's. So do all linear layers if the model is compiled, because Inductor decides about launches
 then.
 """
@@ -124,6 +124,7 @@ def is_plain(linear: LinearBase) -> bool:
         type(linear.quant_method) is UnquantizedLinearMethod
         and linear.bias is None
         and config.kernel_config.linear_backend == "auto"
+        and config.lora_config is None
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import nn
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     LinearBase,
@@ -74,8 +75,8 @@ def add_column_parallel(
 ) -> Shards:
     """Add column-parallel linear layers of one input to `owner`. `project` applies them.
 
-    The A factors of low-rank linear layers are fused, except with quantization, which may treat
-    each differently, or if a rank is misaligned.
+    The A factors of low-rank linear layers are fused, except with LoRA, which adapts each linear by
+    itself, with quantization, which may treat each differently, or if a rank is misaligned.
 
     Args:
         owner: The module that gets the linear layers, under their names.
@@ -90,7 +91,8 @@ def add_column_parallel(
         Where to load the fused A factors; empty if none are fused.
     """
     fused = [name for name in shapes if name in ranks]
-    if len(fused) < 2 or quant_config is not None or any(ranks[name] % GRANULE for name in fused):
+    stay_separate = quant_config is not None or get_current_vllm_config().lora_config is not None
+    if len(fused) < 2 or stay_separate or any(ranks[name] % GRANULE for name in fused):
         fused = []
     ups = []
     for name, (out_size, in_size) in shapes.items():

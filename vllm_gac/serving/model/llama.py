@@ -5,6 +5,7 @@ Everything that does not depend on a layer's dims is vLLM's own Llama.
 
 import functools
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -35,7 +36,12 @@ from vllm_gac.serving.model.linear import (
     parallel_linear,
     project_gated,
 )
+from vllm_gac.serving.model.lora import fit_adapters
 from vllm_gac.serving.model.self_attention import GacSelfAttention
+
+if TYPE_CHECKING:
+    from vllm.lora.model_manager import LoRAModelManager
+
 
 GATE_AND_UP = ("gate_proj", "up_proj")
 
@@ -203,6 +209,19 @@ class GacModel(LlamaModel):
 
 class GacLlamaForCausalLM(LlamaForCausalLM):
     """Compressed model of any family: the class that `architectures` in config.json names."""
+
+    @property
+    def lora_manager(self) -> "LoRAModelManager":
+        """vLLM's manager of LoRA adapters, which sets this after it has wrapped our linear layers.
+
+        The setter makes the manager fit each adapter before it validates it.
+        """
+        return self._lora_manager
+
+    @lora_manager.setter
+    def lora_manager(self, manager: "LoRAModelManager") -> None:
+        self._lora_manager = manager
+        fit_adapters(manager, self.config)
 
     def _init_model(
         self,

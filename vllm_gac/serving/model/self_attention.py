@@ -156,7 +156,12 @@ class GacSelfAttention(nn.Module):
         return attended
 
     def _add_projections(self, prefix: str) -> Shards:
-        """Build the q, k and v projections, as one GEMM unless one of them is low rank."""
+        """Build the q, k and v projections, as one GEMM unless one of them is low rank.
+
+        With --fully-sharded-loras, vLLM has a class that adapts q, k and v as one GEMM only for
+        equal heads. Others stay separate: vLLM leaves linear layers unadapted for which it has
+        none.
+        """
         layout, layer, geometry = self.layout, self.layer, self.geometry
         linears = {name: f"self_attn.{name}" for name in PROJECTIONS}
         shapes = {name: layout.linear_shape(layer, full) for name, full in linears.items()}
@@ -165,7 +170,8 @@ class GacSelfAttention(nn.Module):
         query_size, key_size = layout.projected_sizes(layer)
         equal_heads = geometry.key_heads == geometry.value_heads
         is_stock = equal_heads and query_size == key_size == geometry.value_size
-        self.is_fused = not ranks
+        lora = get_current_vllm_config().lora_config
+        self.is_fused = not ranks and (is_stock or lora is None or not lora.fully_sharded_loras)
         if not self.is_fused:
             return add_column_parallel(self, shapes, ranks, bias, self.quant_config, prefix)
         fused: dict[str, Any] = {

@@ -1,0 +1,180 @@
+"""LoRA on compressed layers: adapters with the layers' shapes work, others are refused."""
+
+import dataclasses
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import PreTrainedConfig
+from vllm.lora.lora_weights import LoRALayerWeights
+from vllm.model_executor.layers.linear import ReplicatedLinear
+
+from tests.alignment.random_models import RandomModel, models
+from tests.serving.adapters import RANK, is_linear, write_adapter, write_factors
+from tests.serving.agreement import PROMPTS
+from tests.serving.engines import (
+    CPU_RANKS,
+    OPTIONS,
+    Answers,
+    answer,
+    assert_same,
+    in_engine_process,
+    outputs,
+    served,
+)
+from tests.serving.models import HETEROGENEOUS, layout_with, write_model
+from tests.serving.server import Server, serve
+from vllm_gac.alignment.rules import padded_layout
+from vllm_gac.alignment.zero_padding import padded_tensor
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.serving.model.lora import fit_adapter, fit_adapters
+
+Shapes = dict[str, tuple[int, int]]
+
+
+@pytest.mark.slow
+def test_an_adapter_for_all_layer_shapes_answers_as_the_merged_model(
+    tmp_path: Path,
+) -> None:
+    """It adapts every linear: fused, of unequal heads, low rank, and in a layer that is padded."""
+    model, adapter, merged = (tmp_path / name for name in ("model", "adapter", "merged"))
+    write_model(model, HETEROGENEOUS)
+    write_adapter(model, adapter, merged)
+    dense = tmp_path / "dense"  # an adapter for the dense model: same names, other shapes
+    shapes = {"model.layers.1.self_attn.q_proj": (512, 256)}
+    write_factors(dense, {k: v for name in shapes for k, v in _tensors(name, shapes[name])})
+    expected, *_ = in_engine_process(served, str(merged))
+
+    flags = ("--dtype", "float32", "--max-num-batched-tokens", "96", "--enable-lora")
+    flags += ("--max-lora-rank", str(RANK), "--lora-modules", f"tuned={adapter}")
+    env = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    with serve(model, tmp_path / "log", *flags, env=env) as server:
+        base = server.completions(PROMPTS, 12)
+        tuned = dataclasses.replace(server, model="tuned")
+        assert_same(tuned.completions(PROMPTS, 12), expected)
+        status, message = _load_adapter(server, dense)
+        assert status >= 400
+        assert all(each in message for each in ("q_proj", "lora_B", "512", "384"))
+        assert_same(server.completions(PROMPTS, 12), base)
+        assert "Padding 4 dims with zeros" in server.log.read_text()
+    # The answers differ, so the test can tell which model answered.
+    assert [tokens for tokens, _ in base] != [tokens for tokens, _ in expected]
+
+
+@pytest.mark.slow
+def test_sharded_adapters_answer_as_the_merged_model(tmp_path: Path) -> None:
+    """vLLM has no class that shards adapters of unequal heads in one GEMM."""
+    model, adapter, merged = (tmp_path / name for name in ("model", "adapter", "merged"))
+    write_model(model, HETEROGENEOUS[:4])
+    write_adapter(model, adapter, merged)
+    expected, *_ = in_engine_process(served, str(merged))
+    assert_same(
+        in_engine_process(_sharded_answers, str(model), str(adapter), **CPU_RANKS), expected
+    )
+
+
+def _sharded_answers(model: str, adapter: str) -> Answers:
+    from vllm import LLM
+    from vllm.lora.request import LoRARequest
+
+    sharded = {"max_lora_rank": RANK, "fully_sharded_loras": True, "tensor_parallel_size": 2}
+    llm = LLM(model, enable_lora=True, **sharded, **OPTIONS)  # type: ignore[arg-type]
+    request = LoRARequest("tuned", 1, adapter)
+    return [answer(output) for output in outputs(llm, lora_request=request)]
+
+
+def _load_adapter(server: Server, directory: Path) -> tuple[int, str]:
+    body = json.dumps({"lora_name": directory.name, "lora_path": str(directory)}).encode()
+    request = urllib.request.Request(
+        f"{server.url}/v1/load_lora_adapter", body, {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=300) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as e:
+        return e.code, e.read().decode()
+
+
+def test_a_linear_that_vllm_cannot_adapt_is_refused() -> None:
+    linear = ReplicatedLinear.__new__(ReplicatedLinear)
+    nn.Module.__init__(linear)
+    layers = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"qkv_proj": linear})])})
+    manager: Any = SimpleNamespace(
+        lora_config=SimpleNamespace(target_modules=None), model=nn.ModuleDict({"model": layers})
+    )
+    with pytest.raises(CheckpointError, match=r"^--enable-lora: .*model\.layers\.0\.qkv_proj"):
+        fit_adapters(manager, PreTrainedConfig())
+
+
+# ---- fitting, without an engine --------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(models(), st.sampled_from(["minimal", "measured"]))
+def test_a_padded_adapter_has_the_padded_delta(model: RandomModel, strategy: Any) -> None:
+    served = padded_layout(model.layout, strategy)
+    linears = {n.removesuffix(".weight"): w for n, w in model.weights.items() if is_linear(n, w)}
+    fitted = adapter({name: tuple(w.shape) for name, w in linears.items()})
+    deltas = {name: x.lora_b @ x.lora_a for name, x in fitted.loras.items()}
+    fit_adapter(fitted, model.layout, served)  # type: ignore[arg-type]
+    for name, factors in fitted.loras.items():
+        expected = padded_tensor(model.layout, served, f"{name}.weight", deltas[name])
+        torch.testing.assert_close(factors.lora_b @ factors.lora_a, expected)
+
+
+def layout() -> ModelLayout:
+    """Layer 1 dense, layer 3 with a low-rank o_proj and gate_proj."""
+    return layout_with(HETEROGENEOUS[:4])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"model.layers.3.self_attn.o_proj": (256, 768)}, r"layers\.3.*o_proj .*o_proj\.A"),
+        ({"model.layers.1.self_attn.o_proj.A": (8, 256)}, "o_proj of layer 1"),
+        ({"model.layers.1.self_attn.v_proj": (256, 256)}, "lora_B .*256.*128"),
+        ({"model.layers.1.mlp.down_proj": (256, 512)}, "lora_A .*512.*400"),
+        ({"model.layers.4.mlp.down_proj": (256, 512)}, r"layers\.4\.mlp\.down_proj"),
+        ({"layers.1.mlp.down_proj": (256, 400)}, r"layers\.1\.mlp\.down_proj"),
+        ({"model.layers.1.self_attn.k_up_proj": (64, 32)}, "k_up_proj"),
+    ],
+)
+def test_an_adapter_for_another_model_is_refused_by_linear(shapes: Shapes, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        fit_adapter(adapter(shapes), layout(), layout())  # type: ignore[arg-type]
+
+
+def test_half_an_adapter_is_refused_and_embeddings_are_left_to_vllm() -> None:
+    halved = adapter({"model.layers.1.mlp.down_proj": (256, 400)})
+    halved.loras["model.layers.1.mlp.down_proj"].lora_b = None
+    with pytest.raises(CheckpointError, match=r"down_proj.* lora_B"):
+        fit_adapter(halved, layout(), layout())  # type: ignore[arg-type]
+    embedding = adapter({"lm_head": (128, 256), "model.embed_tokens": (256, 128)})
+    fit_adapter(embedding, layout(), layout())  # type: ignore[arg-type]
+
+
+def adapter(shapes: Shapes) -> Any:
+    """An adapter as vLLM reads it, for linears of these shapes (out, in)."""
+    loras = {}
+    for name, shape in shapes.items():
+        (_, a), (_, b) = _tensors(name, shape)
+        loras[name] = LoRALayerWeights(name, RANK, RANK, a, b)
+    return SimpleNamespace(loras=loras)
+
+
+def _tensors(name: str, shape: tuple[int, int]) -> list[tuple[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    prefix = f"base_model.model.{name}.lora_"
+    return [
+        (f"{prefix}A.weight", torch.randn(RANK, shape[1], generator=generator)),
+        (f"{prefix}B.weight", torch.randn(shape[0], RANK, generator=generator)),
+    ]
