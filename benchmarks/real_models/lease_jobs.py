@@ -19,7 +19,7 @@ _MEASURE = (
 _CALIBRATE = (
     "OMP_NUM_THREADS=$((3 * OMP_NUM_THREADS)) python3 -m vllm_gac calibrate $MODEL "
     "--text $TEXTS/code-calibration.jsonl.gz $TEXTS/answers-calibration.jsonl.gz "
-    "--out $STATS --device $DEVICE --quiet $CALIBRATE"
+    "--out $STATS --device $DEVICE $CALIBRATE"
 )
 # Answers that came with the call are taken.
 _ANSWERS = (
