@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 _MIN_STRETCHES = 4
 # A compressed model loses at most so many times what the losses of its layers add up to, or so much
 # less: by what errors of several layers have in common, what refitting wins, and how much less the
-# loss of a text rises than predictions diverge. Plans of SmolLM2-135M diverged by .9 to 1.1 of the
-# sum, those of the demo by 1.1 to 1.4, and those of a 1.5B by 1.3 and 1.5 (cache alone), 1.7 and
-# 2.0 (all methods).
+# loss of a text rises than predictions diverge. Plans of SmolLM2-135M diverged by .9 to 1.0 of the
+# sum, those of the demo by 1.1 to 1.4, and those of a 1.5B by 1.0 and 1.2 (cache alone), 1.3 and
+# 1.5 (all methods).
 _TOGETHER = 2.0
 _MAX_NATS = 20.0
 

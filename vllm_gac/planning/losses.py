@@ -7,9 +7,9 @@ Errors are convex, so losses are convex too, and no plan removes everything from
 was fitted to; and a curve through a stronger probe expects too little of the dims that plans have.)
 
 The losses of layers add up. Errors of different layers agree a little, so that whole models lose
-about a fifth more than the sum says; and refitting each layer to what the layers before really feed
-it (compression/refit.py) wins about as much. Whole models of probes do not tell more: what they
-lose is lost in layers that plans leave nearly whole.
+more than the sum says; and refitting each layer to what the layers before really feed it
+(compression/refit.py) wins some back. Whole models of probes do not tell more: what they lose is
+lost in layers that plans leave nearly whole.
 """
 
 import math
@@ -31,8 +31,6 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 Losses: TypeAlias = Sequence[Mapping[str, Curve]]
 
 _MIN_LOSS = 1e-12
-# What a probe loses on a sequence counts up to so many times the median of the sequences.
-_MAX_OVER_MEDIAN = 4.0
 
 
 def prior_losses(dense: ModelLayout, methods: Iterable[str]) -> Losses:
@@ -58,7 +56,7 @@ def read_losses(path: Path, dense: ModelLayout, measured: Measured) -> Losses:
         for layer in read_errors(path, dense, measured)
     ]
     tried = probes(dense, measured.methods)
-    probed = _read_probed(path, dense, measured)
+    probed = read_probes(path, dense, measured).astype(np.float64)
     return measured_losses(dense, tried, errors, probed.mean(2))
 
 
@@ -74,7 +72,7 @@ def loss_by_sequence(
         layers: The layers of the plan.
         of: The losses of all sequences together, as `read_losses` returns them.
     """
-    probed = _read_probed(path, dense, measured)
+    probed = read_probes(path, dense, measured).astype(np.float64)
     shares = probed / np.maximum(probed.mean(2, keepdims=True), _MIN_LOSS)
     components = [probe.component for probe in probes(dense, measured.methods)]
     by_sequence = np.zeros(shares.shape[2])
@@ -111,17 +109,6 @@ def _dims(
         for name, dim in method.curve_dims(dense, layer):
             if name in curves:
                 yield name, dim
-
-
-def _read_probed(path: Path, dense: ModelLayout, measured: Measured) -> NDArray[np.float64]:
-    """[layers, probes, sequences] what each probe loses, without outliers.
-
-    The square of an error that is too large for a quadratic form says far too much: in one layer of
-    Qwen2.5-Coder-1.5B, one of 32 sequences was 27 times what all others lost together.
-    """
-    probed = read_probes(path, dense, measured).astype(np.float64)
-    most: NDArray[np.float64] = _MAX_OVER_MEDIAN * np.median(probed, 2, keepdims=True)
-    return probed.clip(max=most)
 
 
 def measured_losses(
