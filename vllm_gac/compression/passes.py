@@ -284,7 +284,7 @@ def observe_layer(
         The covariances [in, in] by linear, or [in + 1, in + 1] where its bias counts as a column,
         the statistics of normed heads, and the output [count, length, hidden]. Products are
         computed in the model's dtype and summed in fp64. Tokens of massive activations are limited
-        (outliers.py).
+        (moments.py: clip_weights).
     """
     layer, weights = _grouped_values(model, weights, value_group)
     sums = {

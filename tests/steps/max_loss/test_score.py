@@ -60,31 +60,6 @@ def test_the_score_falls_by_no_more_than_was_asked_and_a_failed_command_loses_no
     assert files_of(tmp_path / "out") == before
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--kv-ratio", "0.5", "--score", "true"), "--score"),
-        (("--max-loss", "1%", "--score", "true", "--held-out", "text.txt"), "--held-out"),
-        (("--max-loss", "1%", "--score", "no-such-program -x"), "no-such-program"),
-        (("--max-loss", "1%", "--score", "'"), "--score"),
-        (("--max-loss", "1%", "--score", ""), "--score"),
-    ],
-)
-def test_a_score_that_cannot_be_had_is_refused_before_any_work(
-    options: tuple[str, ...],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "dense", config())
-    write_text(tmp_path / "text.txt")
-    line = ("compress", "dense", "--out", "out", "--calibration", "text.txt", "--device", "cpu")
-    assert said in error(capsys, *line, *options)
-    assert not (tmp_path / "out.partial").exists()
-
-
 @pytest.mark.parametrize("printed", ["", "72 %", "nan", "1e999", "0", "-3"])
 def test_what_is_no_score_is_refused_with_what_was_printed(printed: str, tmp_path: Path) -> None:
     (tmp_path / "score.py").write_text(f"print({printed!r})")

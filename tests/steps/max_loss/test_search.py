@@ -45,6 +45,11 @@ def test_a_model_that_loses_nothing_measurable_is_followed_by_a_faster_one() -> 
         (("--max-loss", "1%"), "--held-out"),
         (("--max-loss", "1%", "--held-out", "text.txt"), "text.txt"),
         (("--kv-ratio", "0.5", "--held-out", "o.txt"), "--held-out"),
+        (("--kv-ratio", "0.5", "--score", "true"), "--score"),
+        (("--max-loss", "1%", "--score", "true", "--held-out", "text.txt"), "--held-out"),
+        (("--max-loss", "1%", "--score", "no-such-program -x"), "no-such-program"),
+        (("--max-loss", "1%", "--score", "'"), "--score"),
+        (("--max-loss", "1%", "--score", ""), "--score"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
