@@ -35,7 +35,7 @@ MODEL = "m"
 RUNNING, FINISHED = "vllm:num_requests_running", "vllm:request_success_total"
 LOST = openai.APIError, httpx.HTTPError  # before the answer, and in it
 FLAGS = (
-    f"--load-format gac --served-model-name {MODEL} --enforce-eager --max-model-len 1024 "
+    f"--load-format gac --served-model-name {MODEL} --enforce-eager --max-model-len 8192 "
     "--max-num-seqs 8 --kv-cache-memory-bytes 100M --shutdown-timeout 300"
 )
 ENVIRONMENT = os.environ | {
@@ -117,7 +117,7 @@ def _title(process: psutil.Process) -> str:
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     root, port = tmp_path_factory.mktemp("ray"), free_port()
-    write_model(root / "model", HETEROGENEOUS[:2])
+    write_model(root / "model", HETEROGENEOUS[:2], max_position_embeddings=8192)
     application = {
         "name": "test",
         "import_path": "serving_configs.ray.app:application",
@@ -188,7 +188,8 @@ def test_what_a_killed_engine_answered_ends_in_an_error_and_a_new_one_comes(app:
     (replica,) = app.processes("ray::ServeReplica")
     group = [replica, *replica.children(recursive=True)]
     with ThreadPoolExecutor(8) as pool:
-        flights = [pool.submit(outcome, app, n, 1000) for n in range(8)]
+        # So long that none has its end before the engine has.
+        flights = [pool.submit(outcome, app, n, 6000) for n in range(8)]
         # One that has no replica yet would wait for the next.
         wait_until(lambda: app.metric(RUNNING)[old] == 8, PATIENCE, "all requests run")
         (core,) = [process for process in group if "EngineCore" in _title(process)]
