@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from vllm_gac.errors.sanitize import sentence
-from vllm_gac.planning.expected_loss import perplexity_higher
+from vllm_gac.planning.expected_loss import in_words
 from vllm_gac.planning.predicted_times import free_part, three_times
 from vllm_gac.planning.request import BUDGET_FLAGS
 
@@ -42,16 +42,12 @@ def print_budgets(plan: "Plan") -> None:
         print(f"{'':13}  Predicted for {sentence(deployment)}.")
     for text in _about_times(plan):
         print(f"{'':13}  {text[:1].upper()}{text[1:]}.")
-    measured = plan.expected_loss is not None
-    loss = plan.expected_loss if measured else plan.notes.get("expected_loss")
-    if isinstance(loss, int | float):
-        source = (
-            "measured on this model" if measured else "estimated from other models, not measured"
-        )
-        print(f"{'expected loss':13}  {loss:.4f} nats per token ({source})")
-        if measured:
-            said = perplexity_higher(loss, plan.notes.get("expected_interval"))
-            print(f"{'':13}  On text like the calibration's: {said}; tasks lose far more.")
+    if plan.expected_loss is not None:
+        said = in_words(plan.expected_loss, plan.notes.get("expected_interval"))
+        print(f"{'expected loss':13}  {said}, measured on this model.")
+        print(f"{'':13}  On text like the calibration's; tasks lose far more.")
+    elif isinstance(loss := plan.notes.get("expected_loss"), int | float):
+        print(f"{'expected loss':13}  {loss:.4f} nats per token, estimated from other models")
     if isinstance(keys := plan.notes.get("fp8_keys_loss"), float):
         print(f"{'':13}  Rounding keys to FP8 is expected to lose {keys:.4f} more.")
     held = _bytes(plan)

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"KV cache    {inspection.kv_bytes_per_token:,} bytes per token, 16-bit")
     print(f"aligned     {inspection.aligned_dims} of {inspection.dims} dims are multiples of 8")
     if inspection.expected_loss is not None:
-        print(f"planned     to lose {inspection.expected_loss:.4f} nats per token")
+        print(f"planned     {inspection.expected_loss:.4f} nats per token of divergence")
     if inspection.measured is not None:
         print(f"measured    {inspection.measured}")
     print()

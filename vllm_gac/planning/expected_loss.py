@@ -1,4 +1,4 @@
-"""An expected loss as perplexity, and how far it may be off on other documents."""
+"""An expected loss in words, and how far it may be off on other documents."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,6 @@ _MIN_STRETCHES = 4
 # sum, those of the demo by 1.1 to 1.4, and those of a 1.5B by 1.0 and 1.2 (cache alone), 1.3 and
 # 1.5 (all methods).
 _TOGETHER = 2.0
-_MAX_NATS = 20.0
 
 
 def interval(by_sequence: NDArray[np.float64]) -> tuple[float, float] | None:
@@ -45,21 +44,14 @@ def interval(by_sequence: NDArray[np.float64]) -> tuple[float, float] | None:
     return mean / factor, mean * factor
 
 
-def perplexity_higher(expected: float, ends: Any = None) -> str:
-    """By how much the perplexity is expected to rise, e.g. "perplexity 3.6 % higher".
+def in_words(expected: float, ends: Any = None) -> str:
+    """An expected loss in words, as what `compress` measures of it is called.
 
     Args:
         expected: A loss in nats per token.
         ends: Those of its `interval`, as a plan's notes have them, which may hold anything.
     """
-    said = f"perplexity {_percent(expected)} % higher"
+    said = f"{expected:.4f} nats per token of divergence"
     if isinstance(ends, Sequence) and [type(end) for end in ends] == [float, float]:
-        said += f" ({_percent(ends[0])} to {_percent(ends[1])} % on other documents)"
+        said += f" ({ends[0]:.4f} to {ends[1]:.4f} on other documents)"
     return said
-
-
-def _percent(nats: float) -> str:
-    percent = 100 * math.expm1(min(nats, _MAX_NATS))
-    if percent < 1:
-        return f"{percent:.1g}"
-    return f"{percent:,.1f}" if percent < 10 else f"{percent:,.0f}"

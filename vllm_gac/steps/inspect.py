@@ -30,8 +30,8 @@ class Inspection:
         dims: Number of dims that compression may choose: head sizes, widths and ranks.
         aligned_dims: How many of these dims are multiples of 8.
         aligned_fraction: Their share.
-        expected_loss: How much more than the dense model the plan expected it to lose, in nats per
-            token; None if that is unknown.
+        expected_loss: How far from the dense model the plan expected its predictions to diverge,
+            in nats per token; None if that is unknown.
         measured: What was measured of it when it was compressed; None if nothing was, or if it was
             healed since.
     """

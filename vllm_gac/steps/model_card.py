@@ -10,7 +10,7 @@ from vllm_gac.compression.effort import per_channel
 from vllm_gac.compression.measured import Measured
 from vllm_gac.errors.sanitize import in_markdown
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.planning.expected_loss import perplexity_higher
+from vllm_gac.planning.expected_loss import in_words
 from vllm_gac.planning.plan_file import Plan, PlanBudget
 from vllm_gac.planning.predicted_times import three_times
 from vllm_gac.version import version
@@ -159,10 +159,8 @@ def _budget(what: str, budget: PlanBudget, ratio: float) -> str:
 def _loss(plan: Plan) -> str:
     if plan.expected_loss is None:
         return ""
-    return (
-        f" Expected loss: {plan.expected_loss:.4f} nats per token more than the dense model, "
-        f"{perplexity_higher(plan.expected_loss, plan.notes.get('expected_interval'))}."
-    )
+    said = in_words(plan.expected_loss, plan.notes.get("expected_interval"))
+    return f" Expected loss: {said} from the dense model."
 
 
 def _times(plan: Plan) -> str:
