@@ -1,6 +1,7 @@
 """compress --max-loss: models are written and measured until one is near the asked loss."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,14 @@ def test_a_model_that_loses_nothing_measurable_is_followed_by_a_faster_one() -> 
     after = next_expected(most, [measured(0.005, -0.001)])
     assert after is not None
     assert 0.005 < after <= 4 * 0.005
+
+
+def test_a_plan_that_loses_too_much_is_not_made_again() -> None:
+    most = math.log1p(0.01)
+    expected = 0.5 * most
+    after = next_expected(most, [replace(measured(most, 1.1 * most), expected_loss=expected)])
+    assert after is not None
+    assert after < expected
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,8 @@ def next_expected(max_loss: float, tries: Sequence[Attempt]) -> float | None:
     """The expected loss to plan for next; None if what was measured is near enough.
 
     The measured loss is nearly in proportion to the expected one. Where that leads out of what
-    measurements allow, the middle of these is taken.
+    measurements allow, the middle of these is taken. A plan is the best one for every allowed loss
+    down to what it expects itself, so that one that lost too much is not planned for again.
 
     Args:
         max_loss: The asked loss, in nats per token.
@@ -133,14 +134,15 @@ def next_expected(max_loss: float, tries: Sequence[Attempt]) -> float | None:
     if not tries:
         return max_loss
     within = [attempt for attempt in tries if math.log(attempt.high) <= max_loss]
-    over = [attempt.planned_for for attempt in tries if math.log(attempt.high) > max_loss]
+    over = [attempt.expected_loss for attempt in tries if math.log(attempt.high) > max_loss]
     if len(tries) == MAX_TRIES or any(
         math.log(attempt.high) >= _NEAR * max_loss for attempt in within
     ):
         return None
     last = tries[-1]
     lost = max(math.log(last.high), max_loss * _AIM / _MAX_STEP)
-    expected = last.planned_for * max(max_loss * _AIM / lost, 1 / _MAX_STEP)
+    began = last.planned_for if last in within else last.expected_loss
+    expected = began * max(max_loss * _AIM / lost, 1 / _MAX_STEP)
     highest_within, lowest_over = (
         max((o.planned_for for o in within), default=0.0),
         min(over, default=math.inf),
