@@ -81,16 +81,14 @@ def test_compress_alone_plans_and_calibrates(
     assert f"{out}: " in error(capsys, *args, "--calibration", text, "--quiet")
 
 
-def test_the_budget_that_limits_is_named_and_the_next_command_can_be_copied(
+def test_the_next_command_can_be_copied(
     dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = dense.rename(tmp_path / "it's a model")
     plan = tmp_path / "a plan.json"
-    # Heads have parameters, too. A larger cache would leave fewer parameters for the MLP.
     args = ("plan", model, "--param-ratio", 0.8, "--out", plan)
     assert main([*map(str, args)]) == 0
     said = capsys.readouterr().out
-    assert "(--param-ratio)" in said
     (hint,) = [line for line in said.splitlines() if line.startswith("Compress by it: ")]
     words = shlex.split(hint.removeprefix("Compress by it: "))
     assert words[:3] == ["vllm-gac", "compress", str(model)]

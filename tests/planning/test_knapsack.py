@@ -1,4 +1,4 @@
-"""The knapsack agrees with brute force, keeps its budgets and its gap, and says what binds."""
+"""The knapsack agrees with brute force, and keeps its budgets and its gap."""
 
 import itertools
 from typing import Any
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vllm_gac.errors import PlanError
 from vllm_gac.planning import knapsack
-from vllm_gac.planning.knapsack import GAP, choose, limited_by
+from vllm_gac.planning.knapsack import GAP, choose
 
 Problem = tuple[list[Any], list[Any], dict[str, int]]
 
@@ -124,38 +124,3 @@ def test_a_search_that_stops_early_ends_with_an_honest_gap(monkeypatch: pytest.M
     monkeypatch.undo()
     best = value_of(values, choose(costs, values, limits).positions)
     assert best <= value_of(values, early.positions) + early.gap
-
-
-@pytest.mark.parametrize(
-    ("limits", "expected"),
-    [
-        # Larger candidates fit into the second budget and exceed the first.
-        ({"a": 10, "b": 100}, {"a": ["a"], "b": ["a"]}),
-        ({"a": 100, "b": 5}, {"a": ["b"], "b": ["b"]}),
-        # Neither budget has room for the next candidate.
-        ({"a": 14, "b": 6}, {"a": ["a"], "b": ["b"]}),
-    ],
-)
-def test_the_budget_in_the_way_is_named(
-    limits: dict[str, int], expected: dict[str, list[str]]
-) -> None:
-    costs = [np.array([[0, 0], [5, 2], [10, 5]])] * 2
-    values = [np.array([0.0, 2.0, 3.0])] * 2
-    assert limited_by(costs, values, [1, 1], limits) == expected
-
-
-@pytest.mark.parametrize(
-    ("costs", "values", "expected"),
-    [
-        ([[0, 0], [9, 0], [0, 9]], [0, 1, 1], {"a": ["a"], "b": ["b"]}),
-        ([[0, 0], [9, 1], [1, 9]], [0, 1, 1], {"a": ["b"], "b": ["a"]}),
-        # Only candidates that use more of a budget tell why it is left.
-        ([[0, 0], [9, 0], [9, 0]], [0, 1, 1], {"a": ["a"], "b": []}),
-        # Nothing is better.
-        ([[1, 1], [9, 9]], [3, 3], {"a": [], "b": []}),
-    ],
-)
-def test_why_a_budget_is_left(
-    costs: list[Any], values: list[int], expected: dict[str, list[str]]
-) -> None:
-    assert limited_by([np.array(costs)], [np.array(values)], [0], {"a": 5, "b": 5}) == expected

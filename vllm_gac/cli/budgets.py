@@ -1,40 +1,33 @@
-"""Print how much of its budgets a plan uses, its expected loss, and why a budget is not used up."""
+"""Print how much of its budgets a plan uses, and its expected loss."""
 
 from typing import TYPE_CHECKING
 
 from vllm_gac.errors.sanitize import sentence
 from vllm_gac.planning.expected_loss import in_words
 from vllm_gac.planning.predicted_times import free_part, three_times
-from vllm_gac.planning.request import BUDGET_FLAGS
 
 if TYPE_CHECKING:
     from vllm_gac.planning.plan_file import Plan, PlanBudget
 
-# The rest of a budget is explained if it is at least this share of the dense model.
-_WORTH_A_WORD = 0.005
-_NAMES = {"parameters": "parameters", "kv_elements": "KV cache", "nanoseconds": "time"}
-
 
 def print_budgets(plan: "Plan") -> None:
     """Print one line for each budget, and one for the expected loss."""
-    budgets: list[tuple[str, str, PlanBudget, int, str]] = [
-        ("parameters", "parameters", plan.parameters, 1, ""),
-        ("KV cache", "kv_elements", plan.kv_elements, 1, " numbers per token"),
+    budgets: list[tuple[str, PlanBudget, int, str]] = [
+        ("parameters", plan.parameters, 1, ""),
+        ("KV cache", plan.kv_elements, 1, " numbers per token"),
     ]
     if plan.nanoseconds is not None:
         unit = " us a step of the decoder layers"
-        budgets.append(("time", "nanoseconds", plan.nanoseconds, 1000, unit))
-    for name, key, budget, unit_size, unit in budgets:
+        budgets.append(("time", plan.nanoseconds, 1000, unit))
+    for name, budget, unit_size, unit in budgets:
         left = budget.allowed - budget.used
-        used, is_time = f"{budget.used // unit_size:,}", key == "nanoseconds"
+        used, is_time = f"{budget.used // unit_size:,}", name == "time"
         share = "" if is_time else f", {budget.used / budget.dense:.1%} of dense"
         if is_time and plan.notes.get("time_limit") == "none":
             print(f"{name:13}  {used}{unit}")
         else:
             allowed = f"{budget.allowed // unit_size:,} allowed{unit}"
             print(f"{name:13}  {used} of {allowed}{share}, {left // unit_size:,} left")
-        if left >= _WORTH_A_WORD * budget.dense and (why := _why_left(plan, key)):
-            print(f"{'':13}  {why}")
     if (times := three_times(plan)) is not None:
         for text in (f"{times}.", *free_part(plan)):
             print(f"{'':13}  {text[:1].upper()}{text[1:]}")
@@ -78,20 +71,3 @@ def _about_times(plan: "Plan") -> list[str]:
     if not isinstance(notes, list):
         return []
     return [sentence(text) for text in notes if isinstance(text, str)]
-
-
-def _why_left(plan: "Plan", budget: str) -> str | None:
-    """Explain why part of a budget is unused. Returns None if the plan does not tell."""
-    limits = plan.notes.get("limited_by")
-    if not isinstance(limits, dict) or not isinstance(limits.get(budget), list):
-        return None
-    by = [name for name in _NAMES if name in limits[budget]]
-    if not by:
-        return "No dims that use more of it give a lower loss."
-    if by == [budget]:
-        return "The next larger dims need more than what is left."
-    limiting = " and ".join(f"{_NAMES[name]} ({BUDGET_FLAGS[name]})" for name in by)
-    return (
-        f"Limited by the {limiting}: with a larger budget there, the plan could use more of this "
-        "one and lose less."
-    )

@@ -69,10 +69,9 @@ def choose(costs: Sequence[Ints], values: Sequence[Floats], limits: Mapping[str,
     columns = np.flatnonzero(sum(cost.max(axis=0) for cost in above) > bounds)
     columns = columns if len(columns) else np.arange(1)
     costs, bounds = [cost[:, columns] for cost in above], bounds[columns]
-    relaxed, room = _relaxed(costs, values, bounds), bounds.copy()
+    room = bounds.copy()
     for _ in range(_ATTEMPTS):
-        solution = None if relaxed is None else _branch_and_cut(relaxed, room)
-        if solution is None:
+        if (solution := _branch_and_cut(costs, values, bounds, room)) is None:
             break
         over = _spent(costs, solution.positions) - bounds
         if (over <= 0).all():
@@ -81,35 +80,10 @@ def choose(costs: Sequence[Ints], values: Sequence[Floats], limits: Mapping[str,
     raise PlanError(f"no choice is within all of {', '.join(limits)}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Relaxed:
-    """A problem of groups of equal items, with the bound of its linear relaxation.
-
-    Attributes:
-        members: The items of each group.
-        positions: [candidates] the positions of all undominated candidates in their items.
-        groups: [candidates] the group of each.
-        losses: [candidates] how far its value is from the group's best; the largest one is 1.
-        costs: [candidates, budgets] its costs, in units.
-        reduced: [candidates] how much more than the bound a choice with it loses, at least.
-        units: [budgets] of costs.
-        bound: No choice loses less.
-        unit: The value that a loss of 1 stands for.
-    """
-
-    members: list[list[int]]
-    positions: NDArray[np.intp]
-    groups: NDArray[np.intp]
-    losses: Floats
-    costs: Floats
-    reduced: Floats
-    units: Floats
-    bound: float
-    unit: float
-
-
-def _relaxed(costs: Sequence[Ints], values: Sequence[Floats], bounds: Ints) -> _Relaxed | None:
-    """Solve the linear relaxation. Returns None if it has no solution."""
+def _branch_and_cut(
+    costs: Sequence[Ints], values: Sequence[Floats], bounds: Ints, room: Ints
+) -> Choice | None:
+    """A good choice within `room`, which is not larger than the bounds; None if there is none."""
     alike: dict[bytes, list[int]] = {}
     for item, (cost, value) in enumerate(zip(costs, values, strict=True)):
         alike.setdefault(cost.tobytes() + value.tobytes(), []).append(item)
@@ -117,81 +91,57 @@ def _relaxed(costs: Sequence[Ints], values: Sequence[Floats], bounds: Ints) -> _
     kept = [_undominated(costs[same[0]], values[same[0]], bounds) for same in members]
     if not all(map(len, kept)):
         return None
-    sizes = [len(positions) for positions in kept]
+    sizes, counts = [len(positions) for positions in kept], np.array([len(s) for s in members])
     groups, first = np.repeat(np.arange(len(kept)), sizes), np.cumsum([0, *sizes[:-1]])
     losses = np.concatenate(
         [values[s[0]].max() - values[s[0]][k] for s, k in zip(members, kept, strict=True)]
     )
-    unit = float(losses.max()) or 1.0
+    unit, units = float(losses.max()) or 1.0, np.maximum(bounds / _UNITS, 1.0)
     losses /= unit
-    units = np.maximum(bounds / _UNITS, 1.0)
     scaled = np.concatenate([costs[s[0]][k] for s, k in zip(members, kept, strict=True)]) / units
-    counts, room = np.array([len(same) for same in members]), bounds / units
-    solved = linprog(losses, A_ub=scaled.T, b_ub=room, A_eq=_sums(groups), b_eq=counts)
+    solved = linprog(losses, scaled.T, bounds / units, _sums(groups), counts)
     if solved.x is None:
         return None
     # The bound is computed from the prices, so that it holds however exact they are.
     prices = np.maximum(-solved.ineqlin.marginals, 0)
     reduced = losses + scaled @ prices
     minima = np.minimum.reduceat(reduced, first)
-    bound = max(0.0, float(counts @ minima - room @ prices))
-    return _Relaxed(
-        members,
-        np.concatenate(kept),
-        groups,
-        losses,
-        scaled,
-        reduced - minima[groups],
-        units,
-        bound,
-        unit,
-    )
-
-
-def _branch_and_cut(problem: _Relaxed, room: Ints) -> Choice | None:
-    """Choose from a core that grows until nothing better can lie outside, within `room`."""
-    counts = np.array([len(same) for same in problem.members])
-    scale = problem.bound or 1.0  # HiGHS' absolute tolerances suit losses of about 1
-    width = _CORE * problem.bound
+    bound = max(0.0, float(counts @ minima - bounds / units @ prices))
+    reduced -= minima[groups]  # how much more than the bound a choice with it loses, at least
+    scale = bound or 1.0  # HiGHS' absolute tolerances suit losses of about 1
+    width = _CORE * bound
     while True:
-        core = np.flatnonzero(problem.reduced <= width)
-        groups = problem.groups[core]
+        core = np.flatnonzero(reduced <= width)
         result = milp(
-            problem.losses[core] / scale,
+            losses[core] / scale,
             integrality=1,
-            bounds=Bounds(0, counts[groups]),
+            bounds=Bounds(0, counts[groups[core]]),
             constraints=[
-                LinearConstraint(_sums(groups), counts, counts),
-                LinearConstraint(problem.costs[core].T, ub=room / problem.units),
+                LinearConstraint(_sums(groups[core]), counts, counts),
+                LinearConstraint(scaled[core].T, ub=room / units),
             ],
             options={"mip_rel_gap": GAP, "node_limit": _MAX_NODES},
         )
-        is_complete = len(core) == len(problem.losses)
+        is_complete = len(core) == len(losses)
         if result.x is None:
             if is_complete:
                 return None
             width = 4 * width + 1e-9
             continue
-        lost = float(problem.losses[core] @ result.x)
-        lower_bound = max(problem.bound, scale * result.mip_dual_bound)
-        outside = np.inf if is_complete else problem.bound + width
+        lost = float(losses[core] @ result.x)
+        lower_bound = max(bound, scale * result.mip_dual_bound)
+        outside = np.inf if is_complete else bound + width
         gap = max(0.0, lost - min(lower_bound, outside))
         if gap <= GAP * lost or outside >= lower_bound:
-            return Choice(_positions(problem, core, result.x), problem.unit * gap)
-        width = lost - problem.bound
-
-
-def _positions(problem: _Relaxed, core: NDArray[np.intp], times: Floats) -> list[int]:
-    """Give the items of each group the candidates that were chosen so many times."""
-    positions = [0] * sum(map(len, problem.members))
-    for group, same in enumerate(problem.members):
-        members = problem.groups[core] == group
-        chosen = np.repeat(
-            problem.positions[core[members]], np.rint(times[members]).astype(np.int64)
-        )
-        for item, position in zip(same, chosen, strict=True):
+            break
+        width = lost - bound
+    positions, chosen = [0] * len(costs), np.rint(result.x).astype(np.int64)
+    for group, same in enumerate(members):
+        of_group = core[groups[core] == group] - first[group]
+        times = chosen[groups[core] == group]
+        for item, position in zip(same, np.repeat(kept[group][of_group], times), strict=True):
             positions[item] = int(position)
-    return positions
+    return Choice(positions, unit * gap)
 
 
 def _improved(
@@ -241,41 +191,3 @@ def _spent(costs: Sequence[Ints], positions: Sequence[int]) -> Ints:
 def _sums(groups: NDArray[np.intp]) -> csr_array:
     """A matrix that sums up the candidates of each group."""
     return csr_array((np.ones(len(groups)), (groups, np.arange(len(groups)))))
-
-
-def limited_by(
-    costs: Sequence[Ints],
-    values: Sequence[Floats],
-    chosen: Sequence[int],
-    limits: Mapping[str, int],
-) -> dict[str, list[str]]:
-    """Name for each budget the budgets that keep the plan from using more of it.
-
-    No single candidate with a larger value fits into all budgets. Those of them count that use more
-    of a budget. If its rest suffices for some, the budgets that these exceed are named. If it
-    suffices for none, the budget itself is named. If no candidate counts, no budget is named.
-
-    Args:
-        costs: [candidates, budgets] for each item.
-        values: [candidates] for each item.
-        chosen: The position of the chosen candidate of each item.
-        limits: The limit of each budget by its name, in the order of the columns of `costs`.
-    """
-    left = np.array(list(limits.values())) - _spent(costs, chosen)
-    more = np.concatenate(
-        [
-            (cost - cost[position])[value > value[position]]
-            for cost, value, position in zip(costs, values, chosen, strict=True)
-        ]
-    )
-    exceeded, names, limiting = more > left, list(limits), {}
-    for column, name in enumerate(names):
-        counts = more[:, column] > 0
-        affordable = exceeded[counts & ~exceeded[:, column]]
-        if counts.any() and not len(affordable):
-            limiting[name] = [name]
-        else:
-            limiting[name] = [
-                other for other, over in zip(names, affordable.T, strict=True) if over.any()
-            ]
-    return limiting

@@ -176,7 +176,6 @@ def best_plan(
         notes={
             "planner": "knapsack",
             "gap": solution.gap,
-            "limited_by": solution.limited_by,
             "types": asdict(request.types),
         }
         | about_time

@@ -13,7 +13,7 @@ from vllm_gac.compression.methods.registry import experts_fault
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout
 from vllm_gac.layout.tensor_parallel import check_planned_for
-from vllm_gac.planning.knapsack import Ints, choose, limited_by
+from vllm_gac.planning.knapsack import Choice, Ints, choose
 from vllm_gac.planning.knapsack_items import part_candidates, part_parameters
 from vllm_gac.planning.losses import Losses
 from vllm_gac.planning.plan_file import exact_budget
@@ -36,13 +36,11 @@ class Solution:
         loss: Their expected loss, in nats per token.
         gap: No other choice is better by more than this, in nats per token, or in nanoseconds or
             bytes if these were to be the least.
-        limited_by: For each budget, the budgets that keep the plan from using more of it.
     """
 
     layers: list[LayerLayout]
     loss: float
     gap: float
-    limited_by: Mapping[str, list[str]]
 
 
 class Problem:
@@ -219,7 +217,7 @@ class Problem:
                 f"--max-loss {self._request.max_loss:.2%}: what else is asked for is expected to "
                 f"lose {math.expm1(min_loss):.2%} at least; allow more"
             ) from e
-        return self._solution(curves, chosen.positions, chosen.gap, {})
+        return self._solution(curves, chosen)
 
     def _choose(self, curves: Sequence[Curve], limits: Mapping[str, int]) -> Solution:
         costs = [part.costs[:, : len(limits)] for part in self._parts for _ in self._dense.layers]
@@ -231,22 +229,15 @@ class Problem:
                 f"{', '.join(BUDGET_FLAGS[name] for name in limits)}: feasible one by one, but not "
                 f"together with --method {','.join(self._request.methods)}; allow more"
             ) from e
-        limiting = limited_by(costs, values, choice.positions, limits)
-        return self._solution(curves, choice.positions, choice.gap, limiting)
+        return self._solution(curves, choice)
 
-    def _solution(
-        self,
-        curves: Sequence[Curve],
-        chosen: Sequence[int],
-        gap: float,
-        limits: Mapping[str, list[str]],
-    ) -> Solution:
+    def _solution(self, curves: Sequence[Curve], choice: Choice) -> Solution:
         count, layers = len(self._dense.layers), list(self._dense.layers)
-        for number, position in enumerate(chosen):
+        for number, position in enumerate(choice.positions):
             part, index = self._parts[number // count], number % count
             layers[index] = part.put(layers[index], part.layers[position])
-        loss = math.fsum(lost[p] for lost, p in zip(curves, chosen, strict=True))
-        return Solution(layers, loss, gap, limits)
+        loss = math.fsum(lost[p] for lost, p in zip(curves, choice.positions, strict=True))
+        return Solution(layers, loss, choice.gap)
 
 
 class Problems:
