@@ -107,10 +107,15 @@ test-wheel: dist  ## the wheel in an environment of its own, and the tests that 
 test-gpu:  ## the GPU tests, in PYTHON's environment: pip install -e '.[serve,dev]' before
 	$(PYTHON) -m pytest -m gpu
 
-# VERSION may also be a wheel's file, or a directory that holds the folder vllm.
+# Any Linux wheel has the same sources. VERSION may also be a directory that holds the folder vllm.
+LINUX = $(foreach glibc,35 34 31 28 17,--platform manylinux_2_$(glibc)_x86_64)
 check-vllm: install  ## compare what we rely on in vLLM with the sources of VERSION, in build/vllm
 	@test -n "$(VERSION)" || { echo "Name a release: make check-vllm VERSION=0.33.0"; exit 2; }
-	$(BIN)/python -m tools.vllm_contract $(VERSION)
+	test -d "$(VERSION)/vllm" || test -d "build/vllm/$(VERSION)/vllm" || { \
+	  $(BIN)/python -m pip install --quiet --no-deps --only-binary=:all: $(LINUX) \
+	    --target "build/vllm/$(VERSION)" "vllm==$(VERSION)" && \
+	  find "build/vllm/$(VERSION)" -name "*.so" -delete; }
+	$(BIN)/python -m tools.vllm_contract "$$(test -d "$(VERSION)/vllm" && echo "$(VERSION)" || echo "build/vllm/$(VERSION)")"
 
 # The variable silences what the theme prints about the successor of mkdocs; it is no warning about us.
 docs: .venv/.extra-docs  ## the pages as a site in build/docs, links checked

@@ -1,7 +1,6 @@
 """vLLM has what vllm-gac relies on; and a release that lacks something is told so in one line."""
 
 import ast
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from tools.vllm_contract.__main__ import ROOT, broken
 from tools.vllm_contract.behaviours import changed_behaviours
 from tools.vllm_contract.sources import Release
 from tools.vllm_contract.uses import Uses
-from tools.vllm_contract.wheel import sources_of
 from vllm_gac.serving import registration
 
 INSTALLED = Release(Path(vllm.__file__).parents[1], ROOT)
@@ -176,29 +174,17 @@ def test_a_change_in_how_vllm_uses_us_is_noticed(
     assert any(fault in line for line in faults), faults
 
 
-def test_only_the_sources_of_a_wheel_are_unpacked(tmp_path: Path) -> None:
-    wheel = tmp_path / "vllm-9.9.9-cp38-abi3-manylinux_2_28_x86_64.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, source in VLLM.items():
-            archive.writestr(name, source)
-        archive.writestr("vllm/_C.abi3.so", "machine code")
-        archive.writestr("elsewhere/other.py", "")
-    for _ in range(2):  # the second time they are there
-        root = sources_of(str(wheel), tmp_path / "build")
-        assert Release(root, ROOT).version == "9.9.9"
-    unpacked = {x.relative_to(root).as_posix() for x in root.rglob("*") if x.is_file()}
-    assert unpacked == VLLM.keys()
-    assert sources_of("9.9.9", tmp_path / "build") == root, "a version is not fetched twice"
-
-
 def test_the_command_prints_what_is_broken_and_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("sys.argv", ["vllm_contract", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert f"{tmp_path}: " in capsys.readouterr().err
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm/_version.py").write_text(VLLM["vllm/_version.py"])
     broken_uses: list[str] = []
     monkeypatch.setattr(command, "broken", lambda release: (broken_uses, "7 names"))
-    monkeypatch.setattr("sys.argv", ["vllm_contract", str(tmp_path)])
     assert command.main() == 0
     broken_uses.append("vllm.config has no VllmConfig (ours.py:1)")
     assert command.main() == 1

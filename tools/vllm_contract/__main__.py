@@ -1,8 +1,8 @@
 """Says in a line each what a vLLM release does not have that vllm-gac relies on.
 
-`python -m tools.vllm_contract 0.33.0` downloads the wheel; a wheel's file or a directory that holds
-the folder `vllm` will do, too. Exits with 1 if there is anything to say. Of several releases it
-also names the engine options that each has and the one before it does not.
+`python -m tools.vllm_contract DIRECTORY` reads the folder `vllm` in it. Exits with 1 if there is
+anything to say. Of several releases it also names the engine options that each has and the one
+before it does not.
 """
 
 import argparse
@@ -14,7 +14,6 @@ from pathlib import Path
 from tools.vllm_contract.behaviours import BEHAVIOURS, OVERRIDDEN, changed_behaviours
 from tools.vllm_contract.sources import Release
 from tools.vllm_contract.uses import uses_of
-from tools.vllm_contract.wheel import sources_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,12 +21,13 @@ ROOT = Path(__file__).parents[2]
 def main() -> int:
     """Check the releases that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m tools.vllm_contract", description=__doc__)
-    parser.add_argument("release", nargs="+", help="version, wheel or directory")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build/vllm", help="for sources")
+    parser.add_argument("release", nargs="+", type=Path, help="directory with the folder vllm")
     arguments = parser.parse_args()
     count, releases = 0, []
-    for name in arguments.release:
-        release = Release(sources_of(name, arguments.folder), ROOT)
+    for directory in arguments.release:
+        if not (directory / "vllm").is_dir():
+            parser.error(f"{directory}: holds no folder vllm; give the directory above it")
+        release = Release(directory, ROOT)
         releases.append(release)
         faults, checked = broken(release)
         for fault in faults:
