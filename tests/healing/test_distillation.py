@@ -79,6 +79,34 @@ def test_every_trained_number_has_a_gradient_whatever_the_model(model: RandomMod
 
 
 @given(models())
+@settings(max_examples=10)
+def test_the_gradient_is_that_of_the_logits(model: RandomModel) -> None:
+    assume(model.layout.experts is None)
+    both, student = pair(model)
+    read = student.tensor
+    ours = logits(both.student.reference, lambda name: read(name).float(), TOKENS)
+    predicted = (torch.log_softmax(x, -1) for x in (ours, _logits(both.teacher)))
+    kl_div(*predicted, reduction="sum", log_target=True).backward()
+    expected = student.gradients()
+    both.loss(TOKENS).backward()
+    for name, gradient in student.gradients().items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_products_in_bf16_change_the_gradient_a_little() -> None:
+    torch.manual_seed(0)
+    states, unembedding = (torch.randn(shape).bfloat16() for shape in ((300, 64), (500, 64)))
+    teacher = (states + torch.randn_like(states) / 9).detach()
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        head = unembedding.to(dtype)
+        ours = states.to(dtype).requires_grad_()
+        distillation.Divergence.apply(ours, head, teacher.to(dtype), head, 128).backward()
+        gradients.append(ours.grad.float())
+    assert (gradients[0] - gradients[1]).norm() < 0.01 * gradients[0].norm()
+
+
+@given(models())
 @settings(max_examples=5)
 def test_pieces_of_the_vocabulary_change_nothing(model: RandomModel) -> None:
     both, _ = pair(model)

@@ -1,8 +1,10 @@
 """How far a compressed model is from the dense model that it was made of.
 
 Both run side by side, layer after layer. The loss that is minimized is the Kullback-Leibler
-divergence of the predictions (Hinton, Vinyals and Dean, 2015). No activation inside a layer is kept
-for the backward pass: layers run again (Chen et al., 2016), and so does the unembedding, in pieces.
+divergence of the predictions (Hinton, Vinyals and Dean, 2015). It is computed together with its
+gradient, in chunks of tokens, so that no logits are kept or computed twice. Activations inside a
+layer are kept for the backward pass as far as there is room, else the layer runs again (Chen et
+al., 2016).
 """
 
 import math
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import cross_entropy, kl_div
+from torch.nn.functional import kl_div, linear, nll_loss
 from torch.utils.checkpoint import checkpoint
 
 from vllm_gac.checkpoint.layer_shards import read_layer
@@ -20,16 +22,18 @@ from vllm_gac.compression.reference_model import (
     Reference,
     batches,
     embed,
+    last_norm,
     layer_forward,
-    unembed,
 )
 from vllm_gac.healing.guard import Score
 from vllm_gac.healing.processes import Processes
 from vllm_gac.healing.sharded_module import ShardedModule
 
 Tensor = torch.Tensor
-# Logits of one piece of the unembedding: 256 MB in fp32.
+# Logits of one chunk of tokens: 256 MB in fp32.
 PIECE = 1 << 26
+# Rows of a tile of a GPU's matrix product: a chunk has whole tiles.
+_TILE = 128
 
 
 class Weights(Protocol):
@@ -62,6 +66,8 @@ class Distillation:
         processes: Those that heal together.
         mixed: Whether matrix products are computed in bf16. All else is in fp32.
         tokens_at_once: How many tokens a caller gives to `loss`, and `score` computes at once.
+        kept_layers: So many of the student's last layers keep their activations for the backward
+            pass. The others run again.
     """
 
     student: Model
@@ -70,6 +76,7 @@ class Distillation:
     processes: Processes
     mixed: bool
     tokens_at_once: int
+    kept_layers: int = 0
 
     def loss(self, tokens: Tensor) -> Tensor:
         """The loss of `tokens` [count, length], summed over all tokens, to be minimized."""
@@ -78,11 +85,13 @@ class Distillation:
 
     def _loss(self, tokens: Tensor) -> Tensor:
         with self._precision():
-            student, teacher = self._leaving(tokens)
-            total = torch.zeros((), device=student.device)
-            for ours, theirs in self._pieces(student, teacher):
-                total = total + _activation_checkpoint(self._divergence_of_piece, ours, theirs)
-        return total
+            hidden = self._leaving(tokens)
+            ours, theirs = (
+                self._entering_head(model, states)
+                for model, states in zip((self.student, self.teacher), hidden, strict=True)
+            )
+        loss: Tensor = Divergence.apply(*ours, *theirs, self._chunk_rows)  # type: ignore[no-untyped-call]
+        return loss
 
     def score(self, tokens: Tensor) -> tuple[Score, float]:
         """The student's score on `tokens` [count, length], and the teacher's loss.
@@ -105,21 +114,18 @@ class Distillation:
     @torch.no_grad()
     def _sums(self, tokens: Tensor) -> Tensor:
         """The divergence, the student's loss and the teacher's, summed over `tokens`, in fp64."""
-        sums = torch.zeros(3, dtype=torch.float64)
         with self._precision():
-            student, teacher = self._leaving(tokens)
-        heads = [self._head(model, torch.float32) for model in (self.student, self.teacher)]
-        targets = tokens[:, 1:].flatten().to(student.device)
-        for ours, theirs, wanted in self._pieces(student[:, :-1], teacher[:, :-1], targets):
-            ours = unembed(self.student.reference, heads[0], ours)
-            theirs = unembed(self.teacher.reference, heads[1], theirs)
-            batch_sums = (
-                _divergence(ours, theirs),
-                cross_entropy(ours, wanted, reduction="sum"),
-                cross_entropy(theirs, wanted, reduction="sum"),
-            )
-            sums += torch.stack(batch_sums).double().cpu()
-        return sums
+            hidden = self._leaving(tokens)
+        ours, theirs = (
+            self._entering_head(model, states[:, :-1])
+            for model, states in zip((self.student, self.teacher), hidden, strict=True)
+        )
+        targets = tokens[:, 1:].flatten().to(hidden[0].device)
+        sums = torch.zeros(3, dtype=torch.float64, device=targets.device)
+        for rows, student, teacher in _predictions(*ours, *theirs, self._chunk_rows):
+            losses = (nll_loss(x, targets[rows], reduction="sum") for x in (student, teacher))
+            sums += torch.stack((_divergence(student, teacher), *losses)).double()
+        return sums.cpu()
 
     def _leaving(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states [count, length, hidden] after the last layer of student and teacher."""
@@ -127,11 +133,13 @@ class Distillation:
             embed(model.reference, model.weights.tensor, tokens)
             for model in (self.student, self.teacher)
         )
-        for index in range(len(self.student.reference.layout.layers)):
+        layers = len(self.student.reference.layout.layers)
+        for index in range(layers):
             theirs, ours = (model.weights.layers[index] for model in (self.teacher, self.student))
             with torch.no_grad():
                 teacher = theirs(self._layer, self.teacher, index, teacher)
-            student = ours(_activation_checkpoint, self._layer, self.student, index, student)
+            again = () if index >= layers - self.kept_layers else (_activation_checkpoint,)
+            student = ours(*again, self._layer, self.student, index, student)
         return student, teacher
 
     def _layer(self, model: Model, index: int, hidden: Tensor) -> Tensor:
@@ -141,27 +149,23 @@ class Distillation:
             weights = {name: weight.float() for name, weight in weights.items()}
         return layer_forward(reference, reference.layout.layers[index], weights, hidden)
 
-    def _divergence_of_piece(self, student: Tensor, teacher: Tensor) -> Tensor:
-        dtype = None if self.mixed else torch.float32
-        ours = unembed(self.student.reference, self._head(self.student, dtype), student)
-        with torch.no_grad():
-            theirs = unembed(self.teacher.reference, self._head(self.teacher, dtype), teacher)
-        return _divergence(ours.float(), theirs.float())
-
-    def _head(self, model: Model, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
-        """The last norm and the unembedding; as they are stored if `dtype` is None."""
+    def _entering_head(self, model: Model, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The states [tokens, hidden] that the unembedding gets, and the unembedding."""
         tied = model.reference.layout.tie_word_embeddings
         unembedding = model.weights.tensor(
             "model.embed_tokens.weight" if tied else "lm_head.weight"
         )
-        norm = model.weights.tensor("model.norm.weight")
-        return (norm, unembedding) if dtype is None else (norm.to(dtype), unembedding.to(dtype))
+        if not self.mixed:
+            unembedding = unembedding.float()
+        norm = model.weights.tensor("model.norm.weight").float()
+        states = last_norm(model.reference, norm, hidden).flatten(0, -2)
+        return states.to(unembedding.dtype), unembedding
 
-    def _pieces(self, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Rows of the parts (all dims but the last), in chunks that bound the memory of logits."""
+    @property
+    def _chunk_rows(self) -> int:
+        """Tokens whose logits exist at once."""
         rows = max(1, PIECE // self.student.reference.layout.vocab_size)
-        flat = (p.flatten(0, -2) if p.ndim > 1 else p for p in parts)
-        return zip(*(torch.split(part, rows) for part in flat), strict=True)
+        return rows - rows % _TILE if rows > _TILE else rows
 
     def _precision(self) -> AbstractContextManager[object]:
         # Without the cache, bf16 copies of all weights are not held until the context ends.
@@ -174,7 +178,64 @@ def _activation_checkpoint(function: Callable[..., Any], *arguments: Any) -> Any
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
+class Divergence(torch.autograd.Function):
+    """The divergence of the predictions, summed over tokens; no gradient of the unembeddings."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        student: Tensor,
+        unembedding: Tensor,
+        teacher: Tensor,
+        teacher_unembedding: Tensor,
+        chunk_rows: int,
+    ) -> Tensor:
+        """As `_predictions` computes them. The gradient of logits is a difference of shares."""
+        gradient = torch.empty_like(student)
+        total = torch.zeros((), device=student.device)
+        for rows, ours, theirs in _predictions(
+            student, unembedding, teacher, teacher_unembedding, chunk_rows
+        ):
+            total += _divergence(ours, theirs)
+            difference = ours.exp_().sub_(theirs.exp_())
+            torch.mm(difference.to(unembedding.dtype), unembedding, out=gradient[rows])
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of the student's states."""
+        (gradient,) = ctx.saved_tensors
+        return scale.to(gradient.dtype) * gradient, None, None, None, None
+
+
+def _predictions(
+    student: Tensor,
+    unembedding: Tensor,
+    teacher: Tensor,
+    teacher_unembedding: Tensor,
+    chunk_rows: int,
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """The rows of each chunk of tokens, and their log-probabilities [rows, vocab] in fp32.
+
+    States [tokens, hidden] are in the dtype of the unembeddings [vocab, hidden].
+    """
+    for first in range(0, len(student), chunk_rows):
+        rows = slice(first, first + chunk_rows)
+        yield (
+            rows,
+            torch.log_softmax(_logits(student[rows], unembedding), -1),
+            torch.log_softmax(_logits(teacher[rows], teacher_unembedding), -1),
+        )
+
+
+def _logits(states: Tensor, unembedding: Tensor) -> Tensor:
+    """Logits in fp32: rounded ones would hide small divergences."""
+    if states.is_cuda and states.dtype == torch.bfloat16:
+        return torch.mm(states, unembedding.T, out_dtype=torch.float32)
+    return linear(states.float(), unembedding.float())
+
+
 def _divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(teacher || student) of logits [tokens, vocab], summed."""
-    ours, theirs = (torch.log_softmax(x, -1) for x in (student, teacher))
-    return kl_div(ours, theirs, reduction="sum", log_target=True)
+    """KL(teacher || student) of log-probabilities [tokens, vocab], summed."""
+    return kl_div(student, teacher, reduction="sum", log_target=True)
