@@ -3,14 +3,27 @@
 from pathlib import Path
 
 import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from benchmarks.common.llama3_8b import write_models
+from tests.alignment.random_models import random_weights
 from tests.support.dense_models import config
+from vllm_gac.checkpoint.layer_shards import read_layer
+from vllm_gac.compression.reference_model import Reference, layer_forward
 from vllm_gac.errors import HealingError
-from vllm_gac.healing.memory import chosen_rank, memory, tokens_at_once
+from vllm_gac.healing.memory import (
+    _KEPT_CHANNEL,
+    _KEPT_STATE,
+    chosen_rank,
+    kept_layers,
+    memory,
+    tokens_at_once,
+)
 from vllm_gac.layout.dims import layout_of
 
 GB = 10**9
+_FP32_ON_CPU = (torch.float32, torch.device("cpu"))
 LLAMA3_8B = layout_of(
     config(
         hidden_size=4096,
@@ -49,6 +62,46 @@ def test_what_does_not_fit_is_refused_with_its_parts() -> None:
     assert "--train lora" in str(refused.value)
     with pytest.raises(HealingError, match=r"16\.1 .*16\.1 "):
         chosen_rank("auto", 32, WHOLE, LORA, 24 * GB)
+
+
+def test_what_a_layer_keeps_is_expected_with_little_to_spare() -> None:
+    layout = layout_of(config(hidden_size=256, intermediate_size=1024, vocab_size=64))
+    weights = random_weights(layout.tensors().items())
+    layer = read_layer(layout, weights.__getitem__, 0)
+    bf16 = {name: tensor.bfloat16().requires_grad_() for name, tensor in layer.items()}
+    model = Reference(layout, torch.ones(layout.head_dim // 2), 1e-6, None, *_FP32_ON_CPU)
+    per_token = _saved(model, bf16, 128) - _saved(model, bf16, 64)
+    expected = 64 * (_KEPT_STATE * 256 + _KEPT_CHANNEL * 1024)
+    assert 0.75 * expected < per_token < expected
+
+
+def _saved(model: Reference, weights: dict[str, torch.Tensor], tokens: int) -> int:
+    """Bytes that a layer keeps for the backward pass of so many tokens."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    entering = torch.randn(1, tokens, model.layout.hidden_size, requires_grad=True)
+    with (
+        saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, cache_enabled=False),
+    ):
+        layer_forward(model, model.layout.layers[0], weights, entering)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def test_layers_are_kept_in_half_of_the_room_that_is_left() -> None:
+    tokens = 8192
+    layer = tokens * (_KEPT_STATE * 4096 + _KEPT_CHANNEL * 14336) + 2 * 218_103_808
+
+    def kept(free: int | None) -> int:
+        return kept_layers(LLAMA3_8B, LORA, tokens, free)
+
+    assert kept(None) == kept(LORA.total) == 0
+    assert kept(round((LORA.total + 2.1 * 5 * layer) / 0.94)) == 5
+    assert kept(1000 * GB) == 32
 
 
 def test_what_was_measured_is_expected_with_some_to_spare(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
-from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attention, silu
 
 from vllm_gac.checkpoint.layer_shards import read_layer_for
 from vllm_gac.checkpoint.open import Checkpoint
@@ -346,7 +346,11 @@ def _mask(
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps))
+    """The norm of x [..., hidden], in the dtype of the linears that take it."""
+    normed = rms_norm(x, x.shape[-1:], weight.to(x.dtype), eps)
+    kind = x.device.type
+    # Cast once for all of them, where each would cast it.
+    return normed.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else normed
 
 
 def ignore(name: str, x: Tensor) -> None:

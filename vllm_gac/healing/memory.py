@@ -22,6 +22,9 @@ _STATES, _CHANNELS, _LOGITS = 16, 8, 6
 # their way, and their gradients. At Llama-3-8B's shape one GPU and two took 4 to 10 GB less than is
 # expected so (docs/decisions.md, Healing).
 _LAYER, _SENT = 12, 48
+# Bytes of a token's activations in a layer that keeps them, for each number of its hidden state and
+# each channel of its MLP (tests/healing/test_memory.py counts them).
+_KEPT_STATE, _KEPT_CHANNEL = 32, 9
 # What torch and its libraries take, and gaps between allocations.
 _SHARE_TO_USE = 0.94
 # Tokens that run forward and backward at once, and the part of a GPU that more of them may take.
@@ -116,6 +119,29 @@ def memory(
         teacher=weight_bytes[1] * (embeddings + shared),
         activations=_activations(student, teacher, tokens, processes),
     )
+
+
+def kept_layers(student: ModelLayout, needed: Memory, tokens: int, free: int | None) -> int:
+    """How many layers keep their activations for the backward pass, where the rest run again.
+
+    They take at most half of the bytes that are left, because another process may need some.
+
+    Args:
+        student: The layout of the model that is healed.
+        needed: What healing needs if all layers run again.
+        tokens: Tokens that run at once.
+        free: Free bytes of the GPU; None: the model is healed on a CPU, and all run again.
+    """
+    if free is None:
+        return 0
+    width = max(layer.intermediate_size for layer in student.layers)
+    weights = 2 * max(
+        sum(math.prod(student.linear_shape(layer, name)) for name in LINEARS)
+        for layer in student.layers
+    )
+    layer = tokens * (_KEPT_STATE * student.hidden_size + _KEPT_CHANNEL * width) + weights
+    room = int(_SHARE_TO_USE * free) - needed.total
+    return min(max(room // 2 // layer, 0), len(student.layers))
 
 
 def chosen_rank(

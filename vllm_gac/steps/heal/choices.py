@@ -9,7 +9,7 @@ import torch
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import HealingError
-from vllm_gac.healing.memory import Memory, chosen_rank, memory, tokens_at_once
+from vllm_gac.healing.memory import Memory, chosen_rank, kept_layers, memory, tokens_at_once
 from vllm_gac.healing.processes import Processes
 from vllm_gac.healing.schedule import Schedule, schedule
 from vllm_gac.healing.student import largest_adapter_rank
@@ -23,8 +23,10 @@ DEFAULT_ADAPTER_RANK = 32
 
 def choices(
     request: HealRequest, inputs: HealInputs, processes: Processes
-) -> tuple[HealRequest, Schedule, int]:
+) -> tuple[HealRequest, Schedule, int, int]:
     """The request with what is trained and the learning rate filled in; steps; tokens at once.
+
+    Last comes how many layers keep their activations for the backward pass.
 
     `train` is "full", or "lora" with the `lora_rank`. Raises HealingError if the request cannot be
     met with these inputs, or in the memory of this machine.
@@ -32,7 +34,7 @@ def choices(
     gpu = _gpu_memory(processes)
     fitting = tokens_at_once(inputs.student.layout, inputs.teacher.layout, gpu)
     at_once = max(fitting, inputs.length)
-    rank = _adapter_rank(request, inputs, processes, at_once, gpu and gpu[0])
+    rank, kept = _adapter_rank(request, inputs, processes, at_once, gpu and gpu[0])
     steps = schedule(
         len(inputs.trained),
         inputs.length,
@@ -48,7 +50,7 @@ def choices(
         lora_rank=rank,
         learning_rate=steps.learning_rate,
     )
-    return chosen, steps, at_once
+    return chosen, steps, at_once, kept
 
 
 def _gpu_memory(processes: Processes) -> tuple[int, int] | None:
@@ -61,8 +63,8 @@ def _gpu_memory(processes: Processes) -> tuple[int, int] | None:
 
 def _adapter_rank(
     request: HealRequest, inputs: HealInputs, processes: Processes, at_once: int, free: int | None
-) -> int | None:
-    """The rank of the adapters that are trained; None if whole weights are."""
+) -> tuple[int | None, int]:
+    """The rank of the adapters that are trained, None if whole weights are; and layers kept."""
     student, teacher, requested = inputs.student, inputs.teacher, request.lora_rank
     max_rank = largest_adapter_rank(student.layout)
     rank = min(DEFAULT_ADAPTER_RANK, max_rank) if requested is None else requested
@@ -72,7 +74,12 @@ def _adapter_rank(
         return memory(student.layout, teacher.layout, stored, at_once, of, processes.count)
 
     chosen = chosen_rank(request.train, rank, needed(None), needed(rank), free)
-    logger.info("memory of the device: about %s", needed(chosen).described())
+    kept = kept_layers(student.layout, needed(chosen), at_once, free)
+    logger.info(
+        "memory of the device: about %s; beside it, the activations of %d layers are kept",
+        needed(chosen).described(),
+        kept,
+    )
     if chosen is None and requested is not None:
         logger.warning(
             "--lora-rank %d has no effect: whole weights are trained, because there is room for "
@@ -90,7 +97,7 @@ def _adapter_rank(
             rank,
             needed(None).described(),
         )
-    return chosen
+    return chosen, kept
 
 
 def _weight_bytes(checkpoint: Checkpoint) -> int:

@@ -142,7 +142,7 @@ def heal(
             output = Output(out, "heal", files, resume, processes.is_first)
             output.check()
             inputs = HealInputs.open(directory, teacher, text, held_out, request)
-            request, steps, at_once = choices(request, inputs, processes)
+            request, steps, at_once, kept = choices(request, inputs, processes)
             record = {
                 "device": _device_name(device),
                 "processes": processes.count,
@@ -153,7 +153,7 @@ def heal(
         if processes.broadcast(run.finished):
             return _recorded(out)
         logger.info(_announcement(steps, inputs, request, device, processes.count))
-        distillation, weights = _models(inputs, request, processes, at_once)
+        distillation, weights = _models(inputs, request, processes, at_once, kept)
         state = run.work / HEALING
         healing = Healing(
             distillation,
@@ -186,7 +186,7 @@ def heal(
 
 
 def _models(
-    inputs: HealInputs, request: HealRequest, processes: Processes, at_once: int
+    inputs: HealInputs, request: HealRequest, processes: Processes, at_once: int, kept: int
 ) -> tuple[Distillation, Student]:
     """The student beside its teacher, and the student's weights."""
     student, dense = inputs.student, inputs.teacher
@@ -202,6 +202,7 @@ def _models(
         processes=processes,
         mixed=processes.device.type == "cuda" and _is_bf16(weights),
         tokens_at_once=at_once,
+        kept_layers=kept,
     )
     return distillation, weights
 
