@@ -4,23 +4,18 @@ An FP8 cache has grids of its own: of keys, mostly sizes that our kernel does no
 """
 
 import itertools
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
-from multiprocessing.queues import Queue
-from queue import Empty
 from typing import Literal, TypeAlias
 
 import torch
 from triton.runtime.errors import OutOfResources
 
 from vllm_gac.errors import GacError
-from vllm_gac.gpu.attention_choice import GAC, STOCK
+from vllm_gac.gpu.attention_choice import GAC
 from vllm_gac.gpu.profile import DecodeTime, Dtype
+from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
 from vllm_gac.profiling.timing import microseconds
@@ -31,8 +26,6 @@ _Grid: TypeAlias = tuple[_Form, int, tuple[int, ...], int, tuple[int, ...]]
 _QUERY_HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
 # What the tiling, PyTorch and Triton raise if a GPU is too small for a point.
 _TOO_SMALL = (GacError, torch.OutOfMemoryError, OutOfResources)
-_MAX_WORKERS = 16
-_WORKER_MEMORY = 2 << 30  # of the GPU: a CUDA context and little else
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,37 +138,12 @@ def kernels_of(plans: Iterable[DecodePlan]) -> list[DecodePlan]:
 
 
 def compile_kernels(kernels: Sequence[DecodePlan], tick: Callable[[], object]) -> None:
-    """Compile with as many processes as the machine can run. `tick` is called after each kernel.
-
-    The kernels go to Triton's cache on disk, where the measuring process finds them. Failures are
-    not reported here: the measurement will see them again.
-    """
-    free, _ = torch.cuda.mem_get_info()
-    room = max(1, free // 2 // _WORKER_MEMORY)
-    count = min(_MAX_WORKERS, os.cpu_count() or 1, len(kernels), room)
-    context = multiprocessing.get_context("spawn")
-    tasks, done = context.Queue(), context.Queue()
-    tasks.cancel_join_thread()
-    for task in [*kernels, *[None] * count]:
-        tasks.put(task)
-    workers = [
-        context.Process(target=_compile, args=(tasks, done), daemon=True) for _ in range(count)
-    ]
-    # Ctrl-C reaches every process of a terminal; the workers inherit this mask and ignore it.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        for worker in workers:
-            worker.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        while any(worker.is_alive() for worker in workers) or not done.empty():
-            with suppress(Empty):
-                done.get(timeout=0.2)
-                tick()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for worker in workers:
-            if worker.is_alive():
-                worker.terminate()
+    """Compile on all cores; `tick` is called for each kernel. The measurement sees failures."""
+    with compiling_on_all_cores():
+        for plan in kernels:
+            with suppress(*_TOO_SMALL):
+                plan.decode_batch(only_compiled=True).gac(only_compile=True)
+            tick()
 
 
 def stock_plans(plans: Iterable[DecodePlan]) -> list[DecodePlan]:
@@ -188,56 +156,26 @@ def stock_plans(plans: Iterable[DecodePlan]) -> list[DecodePlan]:
     ]
 
 
-def measure_decode(plans: Iterable[DecodePlan], tick: Callable[[], object]) -> list[DecodeTime]:
-    """Times of `plans`, except those that the GPU is too small for. `tick` is called after each."""
-    return _measured(plans, GAC, lambda batch: batch.gac, tick)
-
-
-def measure_stock_decode(
-    plans: Iterable[DecodePlan], tick: Callable[[], object]
+def measure_decode(
+    plans: Iterable[DecodePlan], kernel: str, tick: Callable[[], object]
 ) -> list[DecodeTime]:
-    """Times of vLLM's own backend; empty if vLLM is not installed."""
-    if find_spec("vllm") is None:
-        return []
-    return _measured(plans, STOCK, lambda batch: batch.stock(), tick)
+    """Times of `plans` by a kernel, GAC or STOCK, except those that the GPU is too small for.
 
-
-def _measured(
-    plans: Iterable[DecodePlan],
-    kernel: str,
-    decode: Callable[[DecodeBatch], Callable[[], None]],
-    tick: Callable[[], object],
-) -> list[DecodeTime]:
+    `tick` is called after each.
+    """
     times = []
     for plan in plans:
-        if (time := _measure(plan, decode)) is not None:
-            times.append(_entry(plan, kernel, time))
+        with suppress(*_TOO_SMALL):
+            batch = plan.decode_batch()
+            call = batch.gac if kernel == GAC else batch.stock()
+            time = DecodeTime(
+                kernel=kernel,
+                query_heads=_QUERY_HEADS,
+                kv_heads=_KV_HEADS,
+                head_dim=_HEAD_DIM,
+                microseconds=round(microseconds(call, batch.calls), 2),
+                **asdict(plan),
+            )
+            times.append(time)
         tick()
     return times
-
-
-def _measure(plan: DecodePlan, decode: Callable[[DecodeBatch], Callable[[], None]]) -> float | None:
-    try:
-        batch = plan.decode_batch()
-        return microseconds(decode(batch), batch.calls)
-    except _TOO_SMALL:
-        return None
-
-
-def _entry(plan: DecodePlan, kernel: str, time: float) -> DecodeTime:
-    return DecodeTime(
-        kernel=kernel,
-        query_heads=_QUERY_HEADS,
-        kv_heads=_KV_HEADS,
-        head_dim=_HEAD_DIM,
-        microseconds=round(time, 2),
-        **asdict(plan),
-    )
-
-
-def _compile(tasks: "Queue[DecodePlan | None]", done: "Queue[None]") -> None:
-    for plan in iter(tasks.get, None):
-        with suppress(*_TOO_SMALL):
-            plan.decode_batch(only_compiled=True).gac()
-            torch.cuda.synchronize()
-        done.put(None)

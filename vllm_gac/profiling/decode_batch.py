@@ -74,15 +74,12 @@ class DecodeBatch:
         """The block table of the copy of the cache whose turn it is."""
         return next(self._tables)
 
-    def gac(self, only_compile: bool = False) -> None:
-        """Decode with our kernel, or only compile it."""
-        self._gac(self.next_table(), only_compile)
-
-    def _gac(self, table: torch.Tensor, only_compile: bool = False) -> None:
+    def gac(self, only_compile: bool = False, table: torch.Tensor | None = None) -> None:
+        """Decode with our kernel, or only compile it; the block table is by default the next."""
         decode_attention(
             self.query,
             self.cache,
-            table,
+            self.next_table() if table is None else table,
             self.query_start_loc,
             self.seq_lens,
             self.geometry,
@@ -113,7 +110,7 @@ class DecodeBatch:
         """Relative error of our kernel on the first two sequences, against fp32."""
         table = self.next_table()
         self.output.fill_(float("nan"))
-        self._gac(table)
+        self.gac(table=table)
         few = min(2, self.seq_lens.shape[0])
         expected = torch.zeros(self.output[:few].shape, device=DEVICE)
         paged_attention(

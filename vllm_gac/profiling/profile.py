@@ -14,6 +14,7 @@ import triton
 from tqdm import tqdm
 
 from vllm_gac.errors import ProfileError
+from vllm_gac.gpu.attention_choice import GAC, STOCK
 from vllm_gac.gpu.profile import (
     FUSED_PART,
     AttentionSweep,
@@ -30,7 +31,6 @@ from vllm_gac.profiling.decode import (
     decode_plans,
     kernels_of,
     measure_decode,
-    measure_stock_decode,
     stock_plans,
 )
 from vllm_gac.profiling.gemms import (
@@ -281,8 +281,8 @@ def _decode(quick: bool, dtype: Dtype) -> Iterator[ProfileSection]:
         return {}
 
     def measure(plans: Sequence[DecodePlan], profile: GpuProfile, tick: _Tick) -> _Times:
-        times = measure_decode(plans, tick)
-        return {"decode": times + measure_stock_decode(stock_plans(plans), tick)}
+        ours = measure_decode(plans, GAC, tick)
+        return {"decode": ours + measure_decode(stock_plans(plans), STOCK, tick)}
 
     cache = f"{_named(dtype)} cache"
     for kind in dict.fromkeys(map(_heads, plans)):
