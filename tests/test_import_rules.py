@@ -51,7 +51,7 @@ WITHIN = {
 }
 # What imports vLLM. The packages below serving must work without it.
 VLLM = (
-    *("vllm_gac.serving", "vllm_gac.profiling.stock_attention"),
+    *("vllm_gac.serving", "vllm_gac.profiling.stock_kernels"),
     "vllm_gac.steps.in_process_engine",
 )
 # Private names of other libraries: a metric that exists already, and an operator of torch.

@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels.decode OUT.json [--keys rotary|latent] [--fp8] [--stock]
 
-Without --stock it needs no vLLM. Latent keys are compared with vLLM's best kernel on the heads of
+Latent keys are compared with vLLM's best kernel on the heads of
 128 of the dense model.
 """
 

@@ -25,17 +25,14 @@ from vllm_gac.profiling import (
     passes,
     prefill,
     profile,
-    stock_fp8,
+    stock_kernels,
     swiglu,
     timing,
-    weights,
 )
 from vllm_gac.profiling.decode import decode_plans, stock_plans
-from vllm_gac.profiling.gemms import dim_plans, linear_plans, sustained_shapes
-from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens
-from vllm_gac.profiling.passes import fused_points, pass_points
+from vllm_gac.profiling.gemms import SUSTAINED_SHAPES, dim_plans, linear_plans
+from vllm_gac.profiling.passes import FUSED_POINTS, pass_points
 from vllm_gac.profiling.prefill import prefill_plans
-from vllm_gac.profiling.swiglu import swiglu_shapes
 
 H200 = read_profile("h200")
 
@@ -80,13 +77,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
     monkeypatch.setattr(gemms, "sustained_microseconds", microseconds)
-    for module in (attention, gemms, weights, decode, passes):
+    for module in (attention, gemms, timing, decode, passes):
         monkeypatch.setattr(module, "microseconds", microseconds)
     for module in (attention, gemms):
         monkeypatch.setattr(module, "_random", random)
     monkeypatch.setattr(passes, "_random", lambda *shape: random(shape))
-    monkeypatch.setattr(stock_fp8.kernel_calls(), "cutlass_scaled_mm", scaled_mm)
-    monkeypatch.setattr(stock_fp8, "activation_pass", lambda kernel, x: x.size)
+    monkeypatch.setattr(stock_kernels.kernel_calls(), "cutlass_scaled_mm", scaled_mm)
+    monkeypatch.setattr(passes, "activation_pass", lambda kernel, x: x.size)
     for module in (low_rank, swiglu):
         monkeypatch.setattr(module, "random_matrix", lambda *shape: random(shape))
     for module in (low_rank, swiglu, passes):
@@ -111,28 +108,27 @@ def test_the_file_it_writes_is_a_profile(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "profile.json"
-    said = result(capsys, "profile", "--quick", "--quiet", "--out", out)
+    said = result(capsys, "profile", "--quiet", "--out", out)
     assert said.pop("teraflops") >= 2 * 8192**3 / 10 / 1e6
     assert said == {"out": str(out), "gpu": "Made Up 100", "terabytes_per_second": 4.2}
     written = read_profile(str(out))
     assert written.gpu == "Made Up 100"
-    assert all((written.attention, written.gemm, written.linear, written.decode, written.prefill))
-    assert len(written.prefill_kernels) == 3 * len(prefill_plans(quick=True))
-    expected = len(low_rank_shapes(quick=True)) * len(low_rank_tokens(quick=True))
-    assert len(written.low_rank) == expected
+    assert all((written.attention, written.gemm, written.linear, written.decode))
+    assert len(written.prefill_kernels) == 3 * len(prefill_plans())
+    assert len(written.low_rank) == len(low_rank.SHAPES) * len(low_rank.TOKENS)
     measured = {(time.features, time.width) for time in written.swiglu}
-    assert measured == set(swiglu_shapes(quick=True))
+    assert measured == set(swiglu.SHAPES)
     assert {time.tokens for time in written.swiglu} == {time.tokens for time in H200.swiglu}
     for dtype in ("bf16", "fp8"):
         sustained = [(time.n, time.k) for time in written.sustained if time.dtype == dtype]
-        assert sustained == [*sustained_shapes(quick=True)]
+        assert sustained == [*SUSTAINED_SHAPES]
         measured = [(s.axis, s.m, s.fixed) for s in written.linear if s.dtype == dtype]
-        assert measured == [(p.axis, p.m, p.fixed) for p in linear_plans(quick=True, dtype=dtype)]
+        assert measured == [(p.axis, p.m, p.fixed) for p in linear_plans(dtype)]
         points = [time for time in written.decode if time.dtype == dtype]
-        plans = decode_plans(quick=True, dtype=dtype)
+        plans = decode_plans(dtype)
         assert len(points) == len(plans) + len(stock_plans(plans))
-    assert [(t.kernel, t.tokens, t.width) for t in written.passes] == pass_points(quick=True)
-    assert [(t.tokens, t.width) for t in written.fused] == fused_points(quick=True)
+    assert [(t.kernel, t.tokens, t.width) for t in written.passes] == pass_points()
+    assert [(t.tokens, t.width) for t in written.fused] == [*FUSED_POINTS]
     assert align(1001, "measured", gpu=str(out)) == 1008
 
 
@@ -162,7 +158,7 @@ def test_interrupted_it_leaves_nothing(
 
     out = tmp_path / "profile.json"
     monkeypatch.setattr(profile, "measure_decode", interrupt)
-    assert main(["profile", "--quick", "--quiet", "--out", str(out)]) == 130
+    assert main(["profile", "--quiet", "--out", str(out)]) == 130
     assert capsys.readouterr().err == "vllm-gac: interrupted; nothing was written\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -173,11 +169,11 @@ def test_an_old_profile_is_completed_and_a_part_that_is_there_stays(
 ) -> None:
     """Killed on the way, it goes on: each part is saved, what matters most first."""
     out = tmp_path / "profile.json"
-    changes = {"gpu": "Made Up 100", "sustained": [], "quick": True}
+    changes = {"gpu": "Made Up 100", "sustained": []}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
     old = without_fp8(H200).model_copy(update=changes)
     write_profile(out, old)
-    command = ("profile", "--quick", "--quiet", "--resume", "--out", out)
+    command = ("profile", "--quiet", "--resume", "--out", out)
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -190,7 +186,7 @@ def test_an_old_profile_is_completed_and_a_part_that_is_there_stays(
     assert partial["version"] == 2
     assert partial["capability"] == [8, 9]
     assert {sweep.get("dtype", "bf16") for sweep in partial["linear"]} == {"bf16", "fp8"}
-    assert len(partial["passes"]) == len(pass_points(quick=True))
+    assert len(partial["passes"]) == len(pass_points())
     assert "sustained" not in partial
 
     result(capsys, *command)
@@ -202,21 +198,8 @@ def test_an_old_profile_is_completed_and_a_part_that_is_there_stays(
     assert "linears, FP8, 64 tokens" in done.sources
     assert done.prefill_kernels == old.prefill_kernels
     assert [
-        section.name for section in profile.sections_of(True, True) if not section.is_in(done)
+        section.name for section in profile.sections_of(has_fp8=True) if not section.is_in(done)
     ] == []
-
-
-@pytest.mark.usefixtures("gpu")
-def test_sizes_of_quick_and_others_are_not_mixed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "profile.json"
-    command = ("profile", "--quiet", "--out", out)
-    result(capsys, *command, "--quick")
-    assert "measured with --quick: go on with it" in error(capsys, *command, "--resume")
-    write_profile(out, H200.model_copy(update={"gpu": "Made Up 100"}))
-    message = error(capsys, *command, "--resume", "--quick")
-    assert "measured without --quick: go on without it" in message
 
 
 @pytest.mark.usefixtures("gpu")
@@ -232,12 +215,12 @@ def test_what_the_gpu_is_too_small_for_is_tried_once(
     monkeypatch.setattr(low_rank, "is_hopper", lambda device: False)
     monkeypatch.setattr(profile, "compile_kernels", lambda kernels, tick: tried.append(kernels))
     for _ in range(2):
-        result(capsys, "profile", "--quick", "--quiet", "--resume", "--out", out)
+        result(capsys, "profile", "--quiet", "--resume", "--out", out)
     written = GpuProfile.model_validate(json.loads(out.read_text()))
     assert (written.decode, written.low_rank, len(tried)) == ([], [], 2)  # bf16 and FP8, once each
     assert "low-rank linears" in written.without_times
     assert [
-        section.name for section in profile.sections_of(True, True) if not section.is_in(written)
+        section.name for section in profile.sections_of(has_fp8=True) if not section.is_in(written)
     ] == []
 
 
@@ -253,7 +236,7 @@ def test_nothing_is_replaced_and_only_a_profile_of_the_same_gpu_is_completed(
     else:
         out.write_text(there if isinstance(there, str) else json.dumps(there))
     before = out.read_bytes()
-    assert f"{out}: " in error(capsys, "profile", "--quick", *resume, "--out", out)
+    assert f"{out}: " in error(capsys, "profile", *resume, "--out", out)
     assert out.read_bytes() == before
 
 
@@ -265,7 +248,7 @@ def test_too_little_memory_is_one_sentence(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(gemms, "_random", refuse)
-    message = error(capsys, "profile", "--quick", "--quiet", "--out", tmp_path / "profile.json")
+    message = error(capsys, "profile", "--quiet", "--out", tmp_path / "profile.json")
     assert message.startswith("Made Up 100: 1.0 of 8.0 GiB of memory are free, too little")
 
 
@@ -274,10 +257,10 @@ def test_too_little_memory_is_one_sentence(
 
 def test_the_shipped_profile_is_what_this_release_measures() -> None:
     assert [(s.axis, s.m, s.fixed, tuple(s.dims)) for s in H200.linear if s.dtype == "bf16"] == [
-        (plan.axis, plan.m, plan.fixed, plan.dims) for plan in linear_plans(quick=False)
+        (plan.axis, plan.m, plan.fixed, plan.dims) for plan in linear_plans()
     ]
     assert [(s.role, s.axis, s.m, s.per_dim, tuple(s.dims)) for s in H200.gemm] == [
-        (plan.role, plan.axis, plan.m, plan.per_dim, plan.dims) for plan in dim_plans(quick=False)
+        (plan.role, plan.axis, plan.m, plan.per_dim, plan.dims) for plan in dim_plans()
     ]
     assert [
         (p.form, p.key_heads, p.key_size, p.value_heads, p.value_size, p.batch, p.context)
@@ -285,14 +268,14 @@ def test_the_shipped_profile_is_what_this_release_measures() -> None:
         if (p.kernel, p.dtype) == ("gac", "bf16")
     ] == [
         (p.form, p.key_heads, p.key_size, p.value_heads, p.value_size, p.batch, p.context)
-        for p in decode_plans(quick=False)
+        for p in decode_plans()
     ]
-    assert {(time.features, time.width) for time in H200.swiglu} == {*swiglu_shapes(quick=False)}
-    shapes = {(s.in_size, s.out_sizes, s.ranks, s.is_gated) for s in low_rank_shapes(quick=False)}
-    assert shapes >= {
-        (t.in_size, tuple(t.out_sizes), tuple(t.ranks), t.is_gated) for t in H200.low_rank
-    }
-    assert low_rank_tokens(quick=False) == tuple(sorted({t.tokens for t in H200.low_rank}))
+    assert {(time.features, time.width) for time in H200.swiglu} == {*swiglu.SHAPES}
+    measured = (
+        low_rank.LowRankShape(t.in_size, t.out_sizes, t.ranks, t.is_gated) for t in H200.low_rank
+    )
+    assert all(shape in low_rank.SHAPES for shape in measured)
+    assert tuple(sorted({t.tokens for t in H200.low_rank})) == low_rank.TOKENS
 
 
 def test_of_a_long_run_the_second_half_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +309,7 @@ def test_what_is_timed_computes_the_linears() -> None:
 
 def test_passes_are_calls_that_vllm_takes() -> None:
     """On a CPU, which has this kernel of vLLM, too."""
-    stock_fp8.activation_pass("swiglu", torch.randn(2, 64).bfloat16())()
+    stock_kernels.activation_pass("swiglu", torch.randn(2, 64).bfloat16())()
 
 
 # ---- the file --------------------------------------------------------------------------------
@@ -376,12 +359,18 @@ def test_a_prefill_time_says_where_its_context_is() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_can_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_can_be_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a few of the points."""
+    for name in ("linear_plans", "decode_plans", "prefill_plans", "dim_plans", "pass_points"):
+        every = getattr(profile, name)
+        monkeypatch.setattr(profile, name, lambda *dtype, every=every: every(*dtype)[::20])
     out = tmp_path / "profile.json"
-    said = result(capsys, "profile", "--quick", "--quiet", "--out", out)
+    said = result(capsys, "profile", "--quiet", "--out", out)
     assert said["gpu"] == torch.cuda.get_device_name()
     written = read_profile(str(out))
     by_dtype = Counter(point.dtype for point in written.decode if point.kernel == "gac")
     dtypes = ("bf16", "fp8") if torch.cuda.get_device_capability() >= (8, 9) else ("bf16",)
-    assert by_dtype == {dtype: len(decode_plans(quick=True, dtype=dtype)) for dtype in dtypes}
+    assert by_dtype == {dtype: len(profile.decode_plans(dtype)) for dtype in dtypes}
     assert {point.kernel for point in written.prefill_kernels} >= {"stock", "xformers"}

@@ -36,7 +36,6 @@ def add_parser(verbs: options.Verbs) -> None:
         help="measure only what PROFILE.json lacks, and save after each part, the most important "
         "parts first: for a profile of before FP8 times, or where time is short",
     )
-    parser.add_argument("--quick", action="store_true", help="fewer sizes, in about a minute")
     options.add_quiet(parser)
     options.add_json(parser)
     parser.set_defaults(run=run, hint="; nothing was written")
@@ -62,7 +61,6 @@ def run(args: argparse.Namespace) -> int:
     profile = measure_profile(
         _before(args.out) if args.resume else None,
         save if args.resume else lambda profile: None,
-        quick=args.quick,
         progress=options.shows_progress(args),
     )
     save(profile)

@@ -230,12 +230,11 @@ class GpuProfile(StrictModel):
 
     `attention` and `gemm` say which dims are fast (alignment/fastest_dim.py). The rest may be
     missing: it predicts how long a layer takes (gpu/latency/) and chooses the kernels that serve it
-    (gpu/attention_choice.py). `prefill` holds causal sweeps over head sizes; it is only used if
-    there are no `prefill_kernels`. Without `low_rank`, a low-rank linear is two GEMMs; without
+    (gpu/attention_choice.py). Nothing reads `prefill`: earlier releases measured torch's attention.
+    Without `low_rank`, a low-rank linear is two GEMMs; without
     `swiglu`, gate and up are one, whatever serves them; without `sustained`, GEMMs of prefill are
-    as fast as those of a GPU that has rested. Times in FP8 that are missing are estimated from
-    those in 16 bits, and without `fused` every FP8 linear quantizes its input by itself; a plan
-    says so (gpu/latency/layer.py).
+    as fast as those of a GPU that has rested. Without `fused`
+    every FP8 linear quantizes its input by itself; a plan says so (gpu/latency/layer.py).
     """
 
     version: Annotated[int, AfterValidator(_known_version)]
@@ -247,7 +246,7 @@ class GpuProfile(StrictModel):
     method: str
     # By name of times that were not measured with the rest: where they are from.
     sources: dict[str, str] = Field(default_factory=dict)
-    # Whether it has fewer sizes, by `vllm-gac profile --quick`.
+    # Whether it has fewer sizes, as earlier releases measured on request; nothing reads it.
     quick: bool = False
     # What was measured, and gave no time: the GPU is too small for it, or has no kernel.
     without_times: list[str] = Field(default_factory=list)

@@ -74,11 +74,6 @@ _GRIDS: tuple[_Grid, ...] = (
     ("latent", 8, _SIZES, 4, (64, 128, 192, 256)),
     ("latent", 4, (64, 96, 128, 192), 4, (128, 192, 256)),
 )
-_QUICK_GRIDS: tuple[_Grid, ...] = (
-    ("rotary", 8, (32, 64, 96, 128), 8, (32, 64, 96, 128)),
-    ("latent", 8, (32, 64, 128), 8, (128,)),
-    ("latent", 8, (32, 64, 128), 4, (128,)),
-)
 # Grid by grid in the order of importance.
 _FP8_GRIDS: tuple[_Grid, ...] = (
     ("rotary", 8, (32, 64, 96, 128), 8, (32, 64, 96, 128)),
@@ -112,10 +107,9 @@ _FP8_VARIED = (
 )
 
 
-def decode_plans(quick: bool, dtype: Dtype = "bf16") -> list[DecodePlan]:
+def decode_plans(dtype: Dtype = "bf16") -> list[DecodePlan]:
     """Every point: all sizes at one batch and context, then some sizes at others."""
-    every = (_GRIDS, _VARIED) if dtype == "bf16" else (_FP8_GRIDS, _FP8_VARIED)
-    grids, varied = (_QUICK_GRIDS, every[1][:1]) if quick else every
+    grids, varied = (_GRIDS, _VARIED) if dtype == "bf16" else (_FP8_GRIDS, _FP8_VARIED)
     plans = []
     for form, key_heads, key_sizes, value_heads, value_sizes in grids:
         plans += [

@@ -9,6 +9,7 @@ from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.torch_reference import LatentKeys, paged_attention
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.rounding import ceil_div
+from vllm_gac.profiling.stock_kernels import stock_decode
 
 DEVICE = torch.device("cuda")
 _MORE_THAN_L2 = 300_000_000  # bytes
@@ -92,9 +93,6 @@ class DecodeBatch:
 
     def stock(self) -> Callable[[], None]:
         """A function that decodes with vLLM's backend, for equal heads and sizes only."""
-        # Imported here, because our kernel can be measured without vLLM.
-        from vllm_gac.profiling.stock_attention import stock_decode
-
         return stock_decode(
             self.query,
             self.cache,

@@ -1,14 +1,15 @@
 """Sweeps of y[m, n] = x[m, k] w over n and over k, in bf16 and in FP8."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from vllm_gac.gpu.profile import Dtype, GemmSweep, LinearSweep, SustainedTime
 from vllm_gac.layout.rounding import ceil_div, round_up
+from vllm_gac.profiling.stock_kernels import fp8_multiply
 from vllm_gac.profiling.timing import MORE_THAN_L2, microseconds, sustained_microseconds
 
 FIXED = 4096  # the other dim of a sweep, except for coarse ones
@@ -42,14 +43,13 @@ _TILES = {
 _CLASS_AT = (192, 576, 1088, 4160, 12352)
 _CLASSES = (1, 2, 4, 8, 16, 32)
 _COARSE = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 14336, 28672)
-_QUICK_BATCHES = (1, 64, 2048)
 
 # In FP8, the most telling batches first, and the dims that vLLM's kernel takes without padding.
 _FP8_BATCHES = (64, 1, 2048, 16, 256, 128, 8192, 512)
 _FP8_CLASSES = (16, 32)
 _FP8_COARSE = (64, 256, 1024, 2048, 4096, 14336, 28672)
 # For the rate that GEMMs hold for long: [n, k] of Llama-3-8B's linear layers, in chunks of prompts.
-_SUSTAINED_SHAPES = ((28672, 4096), (4096, 14336), (6144, 4096), (4096, 4096))
+SUSTAINED_SHAPES = ((28672, 4096), (4096, 14336), (6144, 4096), (4096, 4096))
 _SUSTAINED_BATCH = 8192
 _LONG = 1024  # from here on, one call is long enough to be timed alone
 
@@ -67,10 +67,10 @@ class GemmPlan:
     dtype: Dtype = "bf16"
 
 
-def dim_plans(quick: bool) -> list[GemmPlan]:
+def dim_plans() -> list[GemmPlan]:
     """Sweeps that show which dims are fast."""
     plans = []
-    for m in _QUICK_BATCHES if quick else _DIM_BATCHES:
+    for m in _DIM_BATCHES:
         plans += [
             GemmPlan("n", m, _RANKS, "rank"),
             GemmPlan("k", m, _RANKS, "rank"),
@@ -78,20 +78,19 @@ def dim_plans(quick: bool) -> list[GemmPlan]:
             GemmPlan("k", m, _WIDTHS, "width"),
         ]
     plans.append(GemmPlan("k", _STAIRCASE_BATCH, _HEAD_RANKS, "rank"))
-    near = tuple(_STAIRCASE[:: 8 if quick else 1])
-    plans += [GemmPlan(axis, _STAIRCASE_BATCH, near, "any") for axis in ("k", "n")]
+    plans += [GemmPlan(axis, _STAIRCASE_BATCH, tuple(_STAIRCASE), "any") for axis in ("k", "n")]
     return plans
 
 
-def linear_plans(quick: bool, dtype: Dtype = "bf16") -> list[GemmPlan]:
+def linear_plans(dtype: Dtype = "bf16") -> list[GemmPlan]:
     """Sweeps from which the time of any GEMM is predicted."""
     is_fp8 = dtype == "fp8"
     batches, classes = (_FP8_BATCHES, _FP8_CLASSES) if is_fp8 else (_BATCHES, _CLASSES)
-    coarse, every = (_FP8_COARSE, 2) if is_fp8 else (_COARSE[:: 3 if quick else 1], 1)
+    coarse, every = (_FP8_COARSE, 2) if is_fp8 else (_COARSE, 1)
     off = {at - step for at in _CLASS_AT for step in (0, *classes)}
-    tiles = {axis: dims[:: 4 if quick else every] for axis, dims in _TILES.items()}
+    tiles = {axis: dims[::every] for axis, dims in _TILES.items()}
     plans = []
-    for m in _QUICK_BATCHES if quick else batches:
+    for m in batches:
         plans += [GemmPlan("n", m, coarse, fixed=k) for k in coarse if k != FIXED]
         plans.append(GemmPlan("n", m, tuple(sorted({*off, *tiles["n"], *coarse}))))
         plans.append(GemmPlan("k", m, tuple(sorted({*off, *tiles["k"], *coarse}))))
@@ -130,70 +129,48 @@ class Gemms:
         if self.dtype == "bf16":
             y = self.outputs[: m * n].view(m, n)
             return lambda: torch.mm(x, next(turn), out=y), copies
-        # Imported here, because 16-bit linear layers can be measured without vLLM.
-        from vllm_gac.profiling.stock_fp8 import fp8_multiply
-
         multiply = fp8_multiply(x)
         return lambda: multiply(next(turn)), copies
 
-    def sweep(self, plan: GemmPlan, tick: Callable[[], object]) -> list[float]:
-        """Microseconds at each dim of `plan`. `tick` is called after each."""
+    def sweep(self, plan: GemmPlan, tick: Callable[[], object]) -> dict[str, Any]:
+        """The fields of `plan`'s LinearSweep but its type. `tick` is called after each dim."""
         times = []
         for dim in plan.dims:
             along = plan.per_dim * dim if plan.axis == "n" else dim
             n, k = (along, plan.fixed) if plan.axis == "n" else (plan.fixed, along)
             times.append(round(self.measure(plan.m, n, k), 2))
             tick()
-        return times
+        shape = {"axis": plan.axis, "m": plan.m, "fixed": plan.fixed}
+        return shape | {"dims": list(plan.dims), "microseconds": times}
 
 
-def dim_sweep(plan: GemmPlan, times: list[float]) -> GemmSweep:
-    """The measured sweep in the form of the profile."""
-    assert plan.role
-    return GemmSweep(
-        role=plan.role,
-        axis=plan.axis,
-        m=plan.m,
-        fixed=plan.fixed,
-        per_dim=plan.per_dim,
-        dims=list(plan.dims),
-        microseconds=times,
-    )
+def measure_dims(plans: Sequence[GemmPlan], tick: Callable[[], object]) -> list[GemmSweep]:
+    """The sweeps of `dim_plans`. `tick` is called after each dim."""
+    gemms, sweeps = Gemms(plans), []
+    for plan in plans:
+        assert plan.role
+        swept = gemms.sweep(plan, tick)
+        sweeps.append(GemmSweep(role=plan.role, per_dim=plan.per_dim, **swept))
+    return sweeps
 
 
-def linear_sweep(plan: GemmPlan, times: list[float]) -> LinearSweep:
-    """The measured sweep in the form of the profile."""
-    return LinearSweep(
-        axis=plan.axis,
-        m=plan.m,
-        fixed=plan.fixed,
-        dims=list(plan.dims),
-        microseconds=times,
-        dtype=plan.dtype,
-    )
+def measure_linears(plans: Sequence[GemmPlan], tick: Callable[[], object]) -> list[LinearSweep]:
+    """The sweeps of `linear_plans` of one type. `tick` is called after each dim."""
+    gemms = Gemms(plans)
+    return [LinearSweep(dtype=plan.dtype, **gemms.sweep(plan, tick)) for plan in plans]
 
 
-def sustained_shapes(quick: bool) -> tuple[tuple[int, int], ...]:
-    """[n, k] of the GEMMs that are measured while they run for long."""
-    return _SUSTAINED_SHAPES[:1] if quick else _SUSTAINED_SHAPES
-
-
-def measure_sustained(
-    shapes: Iterable[tuple[int, int]],
-    tick: Callable[[], object],
-    seconds: float = 1.0,
-    dtype: Dtype = "bf16",
-) -> list[SustainedTime]:
-    """Times of large GEMMs that run for `seconds` each; `tick` is called after each.
+def measure_sustained(tick: Callable[[], object], dtype: Dtype) -> list[SustainedTime]:
+    """Times of SUSTAINED_SHAPES that run for a second each; `tick` is called after each.
 
     They leave the GPU warm, at its power limit: measure everything else before.
     """
     m = _SUSTAINED_BATCH
-    gemms = Gemms([GemmPlan("n", m, (n,), fixed=k, dtype=dtype) for n, k in _SUSTAINED_SHAPES])
+    gemms = Gemms([GemmPlan("n", m, (n,), fixed=k, dtype=dtype) for n, k in SUSTAINED_SHAPES])
     times = []
-    for n, k in shapes:
-        time = round(gemms.sustain(m, n, k, seconds), 2)
-        times.append(SustainedTime(m=m, n=n, k=k, seconds=seconds, microseconds=time, dtype=dtype))
+    for n, k in SUSTAINED_SHAPES:
+        time = round(gemms.sustain(m, n, k, 1.0), 2)
+        times.append(SustainedTime(m=m, n=n, k=k, seconds=1.0, microseconds=time, dtype=dtype))
         tick()
     return times
 

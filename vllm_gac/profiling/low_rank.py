@@ -1,7 +1,8 @@
 """Times of low-rank linear layers of one input with few tokens, computed as the server does."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from torch.nn.functional import linear
@@ -12,11 +13,10 @@ from vllm_gac.kernels.silu_mul import silu_mul
 from vllm_gac.kernels.skinny_gemm.launch import faster_tiling, gated_linears, linears
 from vllm_gac.kernels.skinny_gemm.tiling import MAX_TILES, MAX_TOKENS
 from vllm_gac.kernels.skinny_gemm.warmup import LaunchKind, warmup
-from vllm_gac.profiling.weights import copies_past_l2, microseconds_in_turn, random_matrix
+from vllm_gac.profiling.timing import copies_past_l2, microseconds_in_turn, random_matrix
 
 # Where tilings change (kernels/skinny_gemm/tiling.py), and between.
-_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, MAX_TOKENS)
-_QUICK_TOKENS = (1, 16, 64, MAX_TOKENS)
+TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, MAX_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,50 +24,39 @@ class LowRankShape:
     """Low-rank linear layers of one input. Two are gate and up if they are gated."""
 
     in_size: int
-    out_sizes: tuple[int, ...]
-    ranks: tuple[int, ...]
+    out_sizes: list[int]
+    ranks: list[int]
     is_gated: bool = False
 
 
 # Llama-3-8B's linear layers, with ranks that keep about 80, 50 and 25 % of parameters.
-_SHAPES = (
-    LowRankShape(4096, (4096, 1024, 1024), (1600, 640, 640)),
-    LowRankShape(4096, (4096,), (1600,)),
-    LowRankShape(4096, (14336, 14336), (2432, 2432), is_gated=True),
-    LowRankShape(14336, (4096,), (2432,)),
-    LowRankShape(4096, (4096, 1024, 1024), (1024, 384, 384)),
-    LowRankShape(4096, (4096,), (1024,)),
-    LowRankShape(4096, (14336, 14336), (1536, 1536), is_gated=True),
-    LowRankShape(14336, (4096,), (1536,)),
-    LowRankShape(4096, (4096, 1024, 1024), (512, 192, 192)),
-    LowRankShape(4096, (4096,), (512,)),
-    LowRankShape(4096, (14336, 14336), (768, 768), is_gated=True),
-    LowRankShape(14336, (4096,), (768,)),
+SHAPES = (
+    LowRankShape(4096, [4096, 1024, 1024], [1600, 640, 640]),
+    LowRankShape(4096, [4096], [1600]),
+    LowRankShape(4096, [14336, 14336], [2432, 2432], is_gated=True),
+    LowRankShape(14336, [4096], [2432]),
+    LowRankShape(4096, [4096, 1024, 1024], [1024, 384, 384]),
+    LowRankShape(4096, [4096], [1024]),
+    LowRankShape(4096, [14336, 14336], [1536, 1536], is_gated=True),
+    LowRankShape(14336, [4096], [1536]),
+    LowRankShape(4096, [4096, 1024, 1024], [512, 192, 192]),
+    LowRankShape(4096, [4096], [512]),
+    LowRankShape(4096, [14336, 14336], [768, 768], is_gated=True),
+    LowRankShape(14336, [4096], [768]),
 )
-_QUICK_SHAPES = 4
-
-
-def low_rank_shapes(quick: bool) -> list[LowRankShape]:
-    """What is measured, at each of `low_rank_tokens`."""
-    return list(_SHAPES[:_QUICK_SHAPES] if quick else _SHAPES)
-
-
-def low_rank_tokens(quick: bool) -> tuple[int, ...]:
-    """The rows of the input at which each shape is measured, rising."""
-    return _QUICK_TOKENS if quick else _TOKENS
 
 
 def measure_low_rank(
-    shapes: Iterable[LowRankShape], tokens: Iterable[int], tick: Callable[[], object]
+    shapes: Iterable[LowRankShape], tick: Callable[[], object]
 ) -> list[LowRankTime]:
-    """Times of `shapes` at each of `tokens`; `tick` is called after each shape.
+    """Times of `shapes` at each of TOKENS; `tick` is called after each shape.
 
     Empty on a GPU for which we have no kernel: there a low-rank linear is two GEMMs.
     """
     times: list[LowRankTime] = []
     for shape in shapes:
         if is_hopper(torch.device("cuda")):
-            times += _measure(shape, tokens)
+            times += _measure(shape)
         tick()
     return times
 
@@ -113,26 +102,16 @@ class Factors:
         return silu_mul(*outs) if self.is_gated else outs
 
 
-def _measure(shape: LowRankShape, tokens: Iterable[int]) -> Iterator[LowRankTime]:
+def _measure(shape: LowRankShape) -> Iterator[LowRankTime]:
     first = _factors(shape)
     factors = [first, *(_factors(shape) for _ in range(copies_past_l2(first.nbytes) - 1))]
     device = first.down.device
     counters = torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
     warmup(_kinds(first), MAX_TOKENS, device)
-    for count in tokens:
-        time = _time(random_matrix(count, shape.in_size), factors, counters)
-        yield LowRankTime(
-            tokens=count,
-            in_size=shape.in_size,
-            out_sizes=list(shape.out_sizes),
-            ranks=list(shape.ranks),
-            is_gated=shape.is_gated,
-            microseconds=round(time, 2),
-        )
-
-
-def _time(x: torch.Tensor, copies: Sequence[Factors], counters: torch.Tensor) -> float:
-    return microseconds_in_turn(lambda factors: factors.served(x, counters), copies)
+    for tokens in TOKENS:
+        x = random_matrix(tokens, shape.in_size)
+        time = microseconds_in_turn(partial(Factors.served, x=x, counters=counters), factors)
+        yield LowRankTime(tokens=tokens, microseconds=round(time, 2), **asdict(shape))
 
 
 def _kinds(factors: Factors) -> Iterator[LaunchKind]:

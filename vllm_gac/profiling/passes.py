@@ -5,16 +5,17 @@ Ours quantize what a norm, attention or SwiGLU gives, and are measured four toge
 
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
 from vllm_gac.gpu.profile import FusedPasses, PassTime
 from vllm_gac.kernels import fp8_rows
 from vllm_gac.kernels.gpu_limits import is_hopper
+from vllm_gac.profiling.stock_kernels import activation_pass
 from vllm_gac.profiling.timing import microseconds
 
 _TOKENS = (1, 16, 64, 256, 1024, 2048, 8192)
-_QUICK_TOKENS = (1, 64, 2048)
 # Inputs of linear layers: of attention and low-rank factors, and of an MLP.
 _WIDTHS = {
     "quantize": (512, 1024, 2048, 4096, 8192, 14336),
@@ -23,18 +24,18 @@ _WIDTHS = {
 _CALLS = 20
 # For our kernels.
 _FUSED_TOKENS = (1, 16, 32, 64, 256, 2048, 8192)
-_HIDDEN, _ATTENDED, _MLP_WIDTHS = 4096, 2048, (11520, 14336)
+_HIDDEN, _ATTENDED = 4096, 2048
+FUSED_POINTS = tuple(itertools.product(_FUSED_TOKENS, (11520, 14336)))  # and widths of the MLP
 _LAYERS = 20  # one after the other
 _EPS = 1e-5
 
 
-def pass_points(quick: bool) -> list[tuple[str, int, int]]:
+def pass_points() -> list[tuple[str, int, int]]:
     """(kernel, tokens, width) of every point."""
-    tokens = _QUICK_TOKENS if quick else _TOKENS
     return [
-        (kernel, count, width)
+        (kernel, tokens, width)
         for kernel, widths in _WIDTHS.items()
-        for count, width in itertools.product(tokens, widths)
+        for tokens, width in itertools.product(_TOKENS, widths)
     ]
 
 
@@ -42,30 +43,14 @@ def measure_passes(
     points: Iterable[tuple[str, int, int]], tick: Callable[[], object]
 ) -> list[PassTime]:
     """Times of `points`, whose input is in the L2 cache; `tick` is called after each."""
-    # Imported here, because the rest can be measured without vLLM.
-    from vllm_gac.profiling.stock_fp8 import activation_pass
-
     times = []
     for kernel, tokens, width in points:
         x = _random(tokens, 2 * width if kernel == "swiglu" else width)
         time = microseconds(activation_pass(kernel, x), _CALLS)
-        times.append(
-            PassTime.model_validate(
-                {
-                    "kernel": kernel,
-                    "tokens": tokens,
-                    "width": width,
-                    "microseconds": round(time, 2),
-                }
-            )
-        )
+        point: Any = {"kernel": kernel, "tokens": tokens, "width": width}
+        times.append(PassTime(**point, microseconds=round(time, 2)))
         tick()
     return times
-
-
-def fused_points(quick: bool) -> list[tuple[int, int]]:
-    """(tokens, width of the MLP) of every point."""
-    return list(itertools.product(_QUICK_TOKENS if quick else _FUSED_TOKENS, _MLP_WIDTHS))
 
 
 def measure_fused(

@@ -1,10 +1,13 @@
-"""Times of every installed prefill kernel and of vLLM's own backend, over head sizes."""
+"""Times of every installed prefill kernel and of vLLM's own backend, over head sizes.
+
+Chunks of prompts are computed by the code that serves them.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from importlib.util import find_spec
-from typing import Literal
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, TypeAlias
 
 import torch
 from triton.runtime.errors import OutOfResources
@@ -12,10 +15,20 @@ from triton.runtime.errors import OutOfResources
 from vllm_gac.errors import GacError
 from vllm_gac.gpu.attention_choice import STOCK, Gpu, widths
 from vllm_gac.gpu.profile import PrefillTime
+from vllm_gac.kernels.torch_reference import write_cache
 from vllm_gac.layout.cache_geometry import CacheGeometry
+from vllm_gac.layout.rounding import ceil_div
+from vllm_gac.profiling.stock_kernels import stock_prefill_kernel
 from vllm_gac.profiling.timing import microseconds
+from vllm_gac.serving.attention.prefill import PrefillLayer, prefill_attention, prefill_batch
+from vllm_gac.serving.attention.prefill_kernels import installed_gpu
+
+_Context: TypeAlias = Literal["fresh", "cached"]
 
 _QUERY_HEADS, _KV_HEADS = 32, 8
+_CONTEXTS: tuple[_Context, ...] = ("fresh", "cached")
+_BLOCK_SIZE = 16  # tokens of a page
+_DEVICE = torch.device("cuda")
 _TOO_SMALL = (GacError, torch.OutOfMemoryError, OutOfResources)
 
 
@@ -32,52 +45,42 @@ class PrefillPlan:
 _SIZES = (64, 80, 96, 112, 128)
 _FA4_SIZES = (64, 96, 128, 192)  # it takes seconds to compile for each pair
 _WIDE = ((32, 32), (192, 128), (192, 192), (256, 256))
-_QUICK_SIZES = (64, 128)
 _LENGTHS = ((1, 256), (1, 1024), (1, 2048), (1, 8192))
 _VARIED = ((64, 64), (96, 96), (128, 128))
 
 
-def prefill_plans(quick: bool) -> list[PrefillPlan]:
+def prefill_plans() -> list[PrefillPlan]:
     """Every point: all sizes at one batch and length, then some sizes at others."""
-    sizes = [*itertools.product(_QUICK_SIZES if quick else _SIZES, repeat=2)]
-    varied = _VARIED[-1:] if quick else _VARIED
     return [
-        *(PrefillPlan(*pair) for pair in (sizes if quick else [*sizes, *_WIDE])),
-        *(PrefillPlan(*pair, batch, length) for pair in varied for batch, length in _LENGTHS),
+        *(PrefillPlan(*pair) for pair in (*itertools.product(_SIZES, repeat=2), *_WIDE)),
+        *(PrefillPlan(*pair, batch, length) for pair in _VARIED for batch, length in _LENGTHS),
     ]
 
 
 def measure_prefill(plans: Iterable[PrefillPlan], tick: Callable[[], object]) -> list[PrefillTime]:
-    """Times of `plans`; empty without vLLM. `tick` is called after each plan.
+    """Times of `plans`. `tick` is called after each plan.
 
     Points that the GPU is too small for are left out.
     """
     times: list[PrefillTime] = []
     for plan in plans:
-        if find_spec("vllm") is not None:
-            times += _measure(plan)
+        times += _measure(plan)
         tick()
     return times
 
 
 def _measure(plan: PrefillPlan) -> Iterator[PrefillTime]:
-    # Imported here, because profiling works without vLLM, which ships most of these kernels.
-    from vllm_gac.profiling.prefill_batch import PrefillChunk
-    from vllm_gac.profiling.stock_attention import stock_prefill_kernel
-    from vllm_gac.serving.attention.prefill_kernels import installed_gpu
-
     sizes = plan.key_size, plan.value_size
     geometry = CacheGeometry(_QUERY_HEADS, sizes[0], _KV_HEADS, sizes[0], _KV_HEADS, sizes[1])
     chunk = PrefillChunk(geometry, plan.batch, plan.length)
-    for kernel in worth_measuring(sizes, installed_gpu()):
-        for context in ("fresh", "cached"):
-            call = chunk.attention(kernel, cached=context == "cached")
-            if (time := _time(call)) is not None:
-                yield _entry(plan, kernel, context, time)
+    kernels = worth_measuring(sizes, installed_gpu())
+    calls = [(kernel, kernel, context) for kernel in kernels for context in _CONTEXTS]
     if sizes[0] == sizes[1]:
-        call = chunk.attention(stock_prefill_kernel(), cached=True)
-        if (time := _time(call)) is not None:
-            yield _entry(plan, STOCK, "cached", time)
+        calls.append((STOCK, stock_prefill_kernel(), "cached"))
+    for name, kernel, context in calls:
+        with suppress(*_TOO_SMALL):
+            time = microseconds(chunk.attention(kernel, cached=context == "cached"))
+            yield _entry(plan, name, context, time)
 
 
 def worth_measuring(sizes: tuple[int, int], gpu: Gpu) -> list[str]:
@@ -93,16 +96,7 @@ def worth_measuring(sizes: tuple[int, int], gpu: Gpu) -> list[str]:
     return list(kernels)
 
 
-def _time(call: Callable[[], None]) -> float | None:
-    try:
-        return microseconds(call)
-    except _TOO_SMALL:
-        return None
-
-
-def _entry(
-    plan: PrefillPlan, kernel: str, context: Literal["fresh", "cached"], time: float
-) -> PrefillTime:
+def _entry(plan: PrefillPlan, kernel: str, context: _Context, time: float) -> PrefillTime:
     return PrefillTime(
         kernel=kernel,
         context=context,
@@ -111,3 +105,52 @@ def _entry(
         microseconds=round(time, 1),
         **asdict(plan),
     )
+
+
+class PrefillChunk:
+    """Whole prompts of one length, with random bfloat16 elements and pages in random order."""
+
+    def __init__(self, geometry: CacheGeometry, sequences: int, length: int) -> None:
+        g = self.geometry = geometry
+        tokens, blocks = sequences * length, ceil_div(length, _BLOCK_SIZE)
+        table = torch.randperm(sequences * blocks, device=_DEVICE).int().view(sequences, blocks)
+        # Heads first in memory, as gac models are served.
+        self.cache = _random(
+            sequences * blocks, g.value_heads, _BLOCK_SIZE, g.key_width + g.value_size
+        )
+        self.query = _random(tokens, g.query_heads, g.query_size)
+        # As the projections return them: keys in their own tensor, values beside the queries.
+        self.key = _random(tokens, g.value_heads, g.key_width)
+        packed = _random(tokens, g.query_heads * g.query_size + g.value_heads * g.value_size)
+        values = packed[:, -g.value_heads * g.value_size :]
+        self.value = values.view(tokens, g.value_heads, g.value_size)
+        position = torch.arange(length, device=_DEVICE)
+        block = table[:, position // _BLOCK_SIZE].long()
+        slots = (block * _BLOCK_SIZE + position % _BLOCK_SIZE).flatten()
+        write_cache(self.key, self.value, self.cache, slots)
+        self.output = _random(tokens, g.query_heads, g.value_size)
+        lengths = torch.full((sequences,), length)
+        self.batch = prefill_batch(
+            torch.arange(sequences + 1) * length, lengths, lengths.int().to(_DEVICE), table
+        )
+
+    def attention(self, kernel: str, *, cached: bool) -> Callable[[], None]:
+        """A function that runs `kernel` on the step's own keys and values, or on cached ones."""
+        batch = replace(self.batch, has_past=cached)
+        layer = PrefillLayer(
+            self.geometry,
+            kernel,
+            torch.cuda.get_device_capability(),
+            self.geometry.key_size**-0.5,
+        )
+
+        def call() -> None:
+            prefill_attention(
+                layer, self.query, self.key, self.value, self.cache, batch, self.output
+            )
+
+        return call
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device=_DEVICE).normal_()

@@ -1,11 +1,10 @@
 """All measurements of `vllm-gac profile`, in the order of their importance."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from importlib import metadata
-from importlib.util import find_spec
 from itertools import groupby
 from typing import Any, TypeAlias, TypeVar
 
@@ -17,14 +16,13 @@ from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.attention_choice import GAC, STOCK
 from vllm_gac.gpu.profile import (
     FUSED_PART,
-    AttentionSweep,
     Ceilings,
     Dtype,
     GpuProfile,
     LinearSweep,
 )
 from vllm_gac.gpu.profile import VERSION as FORMAT
-from vllm_gac.profiling.attention import AttentionPlan, attention_sweep, causal_plans, dim_plan
+from vllm_gac.profiling.attention import HEAD_SIZES, measure_attention
 from vllm_gac.profiling.decode import (
     DecodePlan,
     compile_kernels,
@@ -34,19 +32,21 @@ from vllm_gac.profiling.decode import (
     stock_plans,
 )
 from vllm_gac.profiling.gemms import (
+    SUSTAINED_SHAPES,
     GemmPlan,
     Gemms,
     dim_plans,
-    dim_sweep,
     linear_plans,
-    linear_sweep,
+    measure_dims,
+    measure_linears,
     measure_sustained,
-    sustained_shapes,
 )
-from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens, measure_low_rank
-from vllm_gac.profiling.passes import fused_points, measure_fused, measure_passes, pass_points
+from vllm_gac.profiling.low_rank import SHAPES as LOW_RANK_SHAPES
+from vllm_gac.profiling.low_rank import measure_low_rank
+from vllm_gac.profiling.passes import FUSED_POINTS, measure_fused, measure_passes, pass_points
 from vllm_gac.profiling.prefill import measure_prefill, prefill_plans
-from vllm_gac.profiling.swiglu import measure_swiglu, swiglu_shapes
+from vllm_gac.profiling.swiglu import SHAPES as SWIGLU_SHAPES
+from vllm_gac.profiling.swiglu import measure_swiglu
 from vllm_gac.profiling.timing import copy_bandwidth, warm_up
 from vllm_gac.version import version
 
@@ -94,7 +94,6 @@ def measure_profile(
     known: GpuProfile | None = None,
     save: Callable[[GpuProfile], object] = lambda profile: None,
     *,
-    quick: bool = False,
     progress: bool = True,
 ) -> GpuProfile:
     """Measure the first CUDA GPU that PyTorch sees. Nothing else should run on it meanwhile.
@@ -102,14 +101,13 @@ def measure_profile(
     Args:
         known: a profile of this GPU; what it has is not measured again.
         save: gets the profile after each section of it, the most important first.
-        quick: measure fewer points: a minute or two instead of several.
         progress: show a progress bar.
 
     Raises:
-        ProfileError: if the GPU has too little free memory, or `known` has other sizes.
+        ProfileError: if the GPU has too little free memory.
     """
     try:
-        return _measure(known, save, quick, progress)
+        return _measure(known, save, progress)
     except torch.OutOfMemoryError as e:
         free, total = (memory / 2**30 for memory in torch.cuda.mem_get_info())
         raise ProfileError(
@@ -119,17 +117,13 @@ def measure_profile(
 
 
 def _measure(
-    known: GpuProfile | None, save: Callable[[GpuProfile], object], quick: bool, progress: bool
+    known: GpuProfile | None, save: Callable[[GpuProfile], object], progress: bool
 ) -> GpuProfile:
     # An older profile says no capability.
     capability = {"capability": torch.cuda.get_device_capability()}
-    profile = (known or _nothing(quick)).model_copy(update=capability)
-    if profile.quick != quick:
-        how = "with" if profile.quick else "without"
-        raise ProfileError(
-            f"the profile was measured {how} --quick: go on {how} it, or measure into another file"
-        )
-    sections = [section for section in sections_of(quick, _has_fp8()) if not section.is_in(profile)]
+    profile = (known or _nothing()).model_copy(update=capability)
+    has_fp8 = torch.cuda.get_device_capability() >= _FP8_CAPABILITY
+    sections = [section for section in sections_of(has_fp8) if not section.is_in(profile)]
     with tqdm(
         total=sum(section.steps for section in sections), disable=not progress, unit="kernel"
     ) as bar:
@@ -142,43 +136,37 @@ def _measure(
     return profile
 
 
-def sections_of(quick: bool, has_fp8: bool) -> list[ProfileSection]:
+def sections_of(has_fp8: bool) -> list[ProfileSection]:
     """Every section, in the order in which they are measured.
 
     Sustained times come last, because they leave the GPU warm.
     """
     sections = [
         _ceilings(),
-        *_linears(quick, "bf16"),
-        *_decode(quick, "bf16"),
-        _prefill(quick),
-        _low_rank(quick),
-        _section("gate, up and SwiGLU", "swiglu", swiglu_shapes(quick), measure_swiglu),
+        *_linears("bf16"),
+        *_decode("bf16"),
+        _section("prefill attention", "prefill_kernels", prefill_plans(), measure_prefill),
+        _section("low-rank linears", "low_rank", LOW_RANK_SHAPES, measure_low_rank),
+        _section("gate, up and SwiGLU", "swiglu", SWIGLU_SHAPES, measure_swiglu),
     ]
     if has_fp8:
         sections += [
-            *_linears(quick, "fp8"),
-            _section("quantization of activations", "passes", pass_points(quick), measure_passes),
-            _section(FUSED_PART, "fused", fused_points(quick), measure_fused),
-            *_decode(quick, "fp8"),
+            *_linears("fp8"),
+            _section("quantization of activations", "passes", pass_points(), measure_passes),
+            _section(FUSED_PART, "fused", FUSED_POINTS, measure_fused),
+            *_decode("fp8"),
         ]
+    dims = dim_plans()
     sections += [
-        _dims(quick),
-        _sweeps("attention by head size", "attention", [dim_plan(quick)]),
-        _sweeps("causal attention by head size", "prefill", causal_plans(quick)),
-        _sustained(quick, "bf16"),
+        _section("dims of linears", "gemm", dims, measure_dims, sum(len(x.dims) for x in dims)),
+        _section("attention by head size", "attention", HEAD_SIZES, measure_attention),
+        _sustained("bf16"),
     ]
-    return [*sections, _sustained(quick, "fp8")] if has_fp8 else sections
+    return [*sections, _sustained("fp8")] if has_fp8 else sections
 
 
-def _has_fp8() -> bool:
-    """Whether the GPU multiplies e4m3, and vLLM is there with the kernels for it."""
-    return torch.cuda.get_device_capability() >= _FP8_CAPABILITY and find_spec("vllm") is not None
-
-
-def _nothing(quick: bool) -> GpuProfile:
+def _nothing() -> GpuProfile:
     return GpuProfile(
-        quick=quick,
         version=FORMAT,
         gpu=torch.cuda.get_device_name(),
         measured=date.today().isoformat(),
@@ -191,12 +179,12 @@ def _nothing(quick: bool) -> GpuProfile:
 
 
 def _software() -> dict[str, str]:
-    versions = {
+    return {
         "vllm-gac": version(),
         "torch": str(torch.__version__),
         "triton": str(triton.__version__),
+        "vllm": metadata.version("vllm"),
     }
-    return versions | ({"vllm": metadata.version("vllm")} if find_spec("vllm") is not None else {})
 
 
 def _with(profile: GpuProfile, section: ProfileSection, measured: _Times) -> GpuProfile:
@@ -233,18 +221,17 @@ def _peak(dtype: Dtype) -> float:
     return 2 * _PEAK**3 / square.measure(_PEAK, _PEAK, _PEAK) / 1e6
 
 
-def _linears(quick: bool, dtype: Dtype) -> Iterator[ProfileSection]:
+def _linears(dtype: Dtype) -> Iterator[ProfileSection]:
     """A section for each number of tokens."""
 
     def measure(plans: Sequence[GemmPlan], profile: GpuProfile, tick: _Tick) -> _Times:
-        buffers = Gemms(plans)
-        sweeps = [linear_sweep(plan, buffers.sweep(plan, tick)) for plan in plans]
+        sweeps = measure_linears(plans, tick)
         return {"linear": sweeps, "ceilings": _raised(profile.ceilings, sweeps)}
 
     def has_times(m: int, profile: GpuProfile) -> bool:
         return any((sweep.m, sweep.dtype) == (m, dtype) for sweep in profile.linear)
 
-    for m, plans in groupby(linear_plans(quick, dtype), lambda plan: plan.m):
+    for m, plans in groupby(linear_plans(dtype), lambda plan: plan.m):
         every = list(plans)
         name = f"linears, {_named(dtype)}, {m} tokens"
         steps = sum(len(plan.dims) for plan in every)
@@ -264,9 +251,9 @@ def _raised(ceilings: Ceilings | None, sweeps: Sequence[LinearSweep]) -> Ceiling
     return ceilings.model_copy(update={field: round(max(before, fastest), 1)})
 
 
-def _decode(quick: bool, dtype: Dtype) -> Iterator[ProfileSection]:
+def _decode(dtype: Dtype) -> Iterator[ProfileSection]:
     """A section for each kind of heads, and one before them that compiles all kernels at once."""
-    plans, sections = decode_plans(quick, dtype), dict[_Heads, ProfileSection]()
+    plans, sections = decode_plans(dtype), dict[_Heads, ProfileSection]()
 
     def has_times(kind: _Heads, profile: GpuProfile) -> bool:
         return any(
@@ -322,52 +309,12 @@ def _section(
     )
 
 
-def _prefill(quick: bool) -> ProfileSection:
-    section = _section(
-        "prefill attention", "prefill_kernels", prefill_plans(quick), measure_prefill
-    )
-    # Without vLLM there are no such times.
-    has_times = section.has_times
-    return replace(
-        section, has_times=lambda profile: has_times(profile) or find_spec("vllm") is None
-    )
-
-
-def _low_rank(quick: bool) -> ProfileSection:
-    tokens = low_rank_tokens(quick)
-    return _section(
-        "low-rank linears",
-        "low_rank",
-        low_rank_shapes(quick),
-        lambda shapes, tick: measure_low_rank(shapes, tokens, tick),
-    )
-
-
-def _sweeps(name: str, field: str, plans: Sequence[AttentionPlan]) -> ProfileSection:
-    def measure(plans: Sequence[AttentionPlan], tick: _Tick) -> list[AttentionSweep]:
-        return [attention_sweep(plan, tick) for plan in plans]
-
-    return _section(name, field, plans, measure, sum(len(plan.dims) for plan in plans))
-
-
-def _dims(quick: bool) -> ProfileSection:
-    plans = dim_plans(quick)
-
-    def measure(profile: GpuProfile, tick: _Tick) -> _Times:
-        buffers = Gemms(plans)
-        return {"gemm": [dim_sweep(plan, buffers.sweep(plan, tick)) for plan in plans]}
-
-    steps = sum(len(plan.dims) for plan in plans)
-    return ProfileSection("dims of linears", steps, lambda profile: bool(profile.gemm), measure)
-
-
-def _sustained(quick: bool, dtype: Dtype) -> ProfileSection:
-    shapes = sustained_shapes(quick)
+def _sustained(dtype: Dtype) -> ProfileSection:
     return ProfileSection(
         f"linears without a rest, {_named(dtype)}",
-        len(shapes),
+        len(SUSTAINED_SHAPES),
         lambda profile: any(time.dtype == dtype for time in profile.sustained),
-        lambda profile, tick: {"sustained": measure_sustained(shapes, tick, dtype=dtype)},
+        lambda profile, tick: {"sustained": measure_sustained(tick, dtype)},
     )
 
 

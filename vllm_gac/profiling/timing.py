@@ -1,10 +1,17 @@
 """How long a kernel takes, and the copy bandwidth that no kernel can exceed."""
 
+import itertools
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
+
+from vllm_gac.layout.rounding import ceil_div
+
+Weights = TypeVar("Weights")
 
 # Data that is read in turn must be larger than any L2 cache (H200: 60 MB).
 MORE_THAN_L2 = 160_000_000
@@ -13,14 +20,9 @@ _MAX_REST = 0.05
 
 
 def microseconds(call: Callable[[], object], calls: int = 5, replays: int = 9) -> float:
-    """The median of `replay_microseconds`."""
-    return statistics.median(replay_microseconds(call, calls, replays))
+    """The median time of one `call` over replays of a CUDA graph of `calls` calls.
 
-
-def replay_microseconds(call: Callable[[], object], calls: int, replays: int) -> list[float]:
-    """Time of one `call` by each of `replays` replays of a CUDA graph of `calls` calls.
-
-    After each replay the GPU rests for as long: a GPU that is always busy runs into its power
+    After the replays the GPU rests for as long: a GPU that is always busy runs into its power
     limit, and then a kernel's time depends on what ran before it.
     """
     graph = _captured(call, calls)
@@ -28,7 +30,13 @@ def replay_microseconds(call: Callable[[], object], calls: int, replays: int) ->
         graph.replay()
     times = [_milliseconds(graph.replay) for _ in range(replays)]
     time.sleep(min(sum(times) * 1e-3, _MAX_REST))
-    return [time * 1e3 / calls for time in times]
+    return statistics.median(times) * 1e3 / calls
+
+
+def microseconds_in_turn(call: Callable[[Weights], object], copies: Sequence[Weights]) -> float:
+    """The median time of `call` with one of `copies` after the other."""
+    turn = itertools.cycle(copies)
+    return microseconds(lambda: call(next(turn)), len(copies))
 
 
 def sustained_microseconds(call: Callable[[], object], calls: int, seconds: float) -> float:
@@ -51,6 +59,16 @@ def sustained_microseconds(call: Callable[[], object], calls: int, seconds: floa
 
     _milliseconds(half)
     return _milliseconds(half) * 1e3 / (replays * calls)
+
+
+def random_matrix(rows: int, columns: int) -> torch.Tensor:
+    """Random numbers in bf16 on the GPU, so small that no sum of products overflows."""
+    return (torch.randn(rows, columns, device="cuda") / math.sqrt(columns)).bfloat16()
+
+
+def copies_past_l2(nbytes: int) -> int:
+    """How many copies of weights of `nbytes` together are larger than any L2 cache; at least 2."""
+    return max(2, ceil_div(MORE_THAN_L2, nbytes))
 
 
 def copy_bandwidth() -> float:

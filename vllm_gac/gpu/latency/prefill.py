@@ -2,8 +2,7 @@
 
 All head sizes were measured at one batch and length (the reference), and some at several lengths. A
 prediction takes the fastest kernel's time at the reference. It scales that time to the length like
-the most similar sizes that were measured at several lengths. A profile made without vLLM has times
-of torch's attention instead.
+the most similar sizes that were measured at several lengths.
 """
 
 import math
@@ -23,7 +22,7 @@ from vllm_gac.gpu.attention_choice import (
 )
 from vllm_gac.gpu.latency.gemm import roofline
 from vllm_gac.gpu.latency.interpolation import interpolate
-from vllm_gac.gpu.profile import AttentionSweep, GpuProfile
+from vllm_gac.gpu.profile import GpuProfile
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
@@ -65,7 +64,10 @@ def _head_microseconds(sizes: Sizes, tokens: int, profile: GpuProfile) -> float:
     """Microseconds of one query head on one prompt."""
     measured = prefill_reference(profile)
     if measured is None:
-        return _sdpa_microseconds(max(sizes), tokens, profile)
+        raise ProfileError(
+            f"the profile of {profile.gpu} has no prefill times, which predicting times needs; "
+            "measure again with vllm-gac profile"
+        )
     batch, length = measured
     heads = profile.prefill_kernels[0].query_heads
     time = _reference(sizes, profile)
@@ -124,25 +126,3 @@ def _length_curves(profile: GpuProfile) -> Mapping[Sizes, _LengthCurve]:
         )
         for sizes, by_length in logs.items()
     }
-
-
-def _sdpa_microseconds(size: int, tokens: int, profile: GpuProfile) -> float:
-    """Microseconds of one query head with torch's attention, both sizes padded to the larger."""
-    sweeps = sorted(profile.prefill, key=lambda sweep: sweep.length)
-    if not sweeps:
-        raise ProfileError(
-            f"the profile of {profile.gpu} has no prefill times, which predicting times needs; "
-            "measure again with vllm-gac profile"
-        )
-    curve = _LengthCurve(
-        [math.log(sweep.length) for sweep in sweeps],
-        [math.log(_at_size(sweep, size)) for sweep in sweeps],
-    )
-    return curve.microseconds(tokens)
-
-
-def _at_size(sweep: AttentionSweep, size: int) -> float:
-    """Microseconds per head at the next larger measured size; above the largest one, by FLOP."""
-    measured = next((dim for dim in sweep.dims if dim >= size), sweep.dims[-1])
-    time = sweep.microseconds[sweep.dims.index(measured)] * max(1.0, size / measured)
-    return time / (sweep.batch * sweep.heads)
