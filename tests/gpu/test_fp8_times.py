@@ -1,6 +1,5 @@
 """Times in FP8: measured ones count, missing ones are estimated, and padding costs."""
 
-from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -8,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gpu.test_latency import DECODE, DENSE, H200, LAYER, PREFILL, heads, low_rank
+from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.latency.decode import decode_microseconds
-from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, roofline
+from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds
 from vllm_gac.gpu.latency.layer import (
     COMPRESSED,
     Deployment,
     attention_microseconds,
-    estimated_times,
+    lacks_fused_times,
     layer_microseconds,
     mlp_microseconds,
 )
@@ -76,15 +76,6 @@ def test_measured_linears_take_as_long_as_measured(dtype: Dtype) -> None:
                 predicted = gemm_microseconds(sweep.m, n, k, MEASURED, dtype=dtype)
                 # A GEMM where two sweeps cross was measured twice.
                 assert predicted == pytest.approx(time, rel=0.1), (sweep.m, n, k)
-
-
-@given(st.integers(1, 10_000), st.integers(1, 30_000), st.integers(1, 30_000))
-def test_estimated_linears_save_bytes_and_flop_at_their_padded_size(m: int, n: int, k: int) -> None:
-    time = gemm_microseconds(m, n, k, H200, dtype="fp8")
-    padded = (-(-n // 16) * 16, -(-k // 16) * 16)
-    assert time == gemm_microseconds(m, *padded, H200, dtype="fp8")
-    assert time <= gemm_microseconds(m, *padded, H200)
-    assert time >= 0.85 * roofline(H200, "fp8").gemm(m, *padded)
 
 
 def test_every_factor_in_fp8_quantizes_its_input() -> None:
@@ -181,33 +172,35 @@ def test_keys_that_an_fp8_cache_pads_cost_what_they_are_padded_to(layer: Any, pa
     only = MEASURED.model_copy(
         update={"decode": [p for p in MEASURED.decode if p.dtype == "bf16" or p.key_size % 32 == 0]}
     )
-    for profile in (H200, only):
-        times = [decode_microseconds(DENSE, a, 64, 4096, profile, "fp8") for a in (layer, padded)]
-        assert times[0] == pytest.approx(times[1])
+    times = [decode_microseconds(DENSE, a, 64, 4096, only, "fp8") for a in (layer, padded)]
+    assert times[0] == pytest.approx(times[1])
     at_16_bits = [decode_microseconds(DENSE, a, 64, 4096, only) for a in (layer, padded)]
     assert at_16_bits[0] < at_16_bits[1]
 
 
-def test_of_a_16_bit_decode_time_reading_takes_half_in_fp8() -> None:
-    time = decode_microseconds(DENSE, LAYER, 64, 4096, H200)
-    reading = roofline(H200).moving(64 * 4096 * LAYER.kv_elements)
-    predicted = decode_microseconds(DENSE, LAYER, 64, 4096, H200, "fp8")
-    assert predicted == pytest.approx(time - min(reading, time) / 2)
+@given(st.integers(1, 10_000), st.integers(1, 30_000), st.integers(1, 30_000))
+def test_linears_in_fp8_take_as_long_as_padded_ones(m: int, n: int, k: int) -> None:
+    time = gemm_microseconds(m, n, k, MEASURED, dtype="fp8")
+    assert time == gemm_microseconds(m, -(-n // 16) * 16, -(-k // 16) * 16, MEASURED, dtype="fp8")
 
 
-def test_what_is_estimated_is_said() -> None:
-    assert estimated_times(H200, Types()) is None
-    assert estimated_times(WITH_FUSED, FP8) is None
-    apart = estimated_times(MEASURED, FP8)
-    assert apart is not None
-    assert "norms and SwiGLU that quantize" in apart
-    assert "estimated" not in apart
+@pytest.mark.parametrize(
+    ("missing", "types"),
+    [("linear", Types("fp8")), ("passes", Types("fp8")), ("decode", Types(cache="fp8"))],
+)
+def test_fp8_is_refused_by_a_profile_that_lacks_its_times(missing: str, types: Types) -> None:
+    lacking = MEASURED.model_copy(update={missing: getattr(H200, missing)})
+    layer_microseconds(DENSE, LAYER, Deployment(lacking, DECODE))
+    with pytest.raises(ProfileError, match="--resume"):
+        layer_microseconds(DENSE, LAYER, Deployment(lacking, DECODE, types))
+
+
+def test_without_times_of_kernels_that_quantize_a_plan_says_so() -> None:
     tried = MEASURED.model_copy(update={"without_times": [FUSED_PART]})
-    assert estimated_times(tried, FP8) is None
-    said = estimated_times(H200, FP8)
-    assert said is not None
-    assert "linears, quantization, decode attention with rotary keys, decode attention" in said
-    assert "vllm-gac profile --resume" in said
-    of_cache = estimated_times(H200, replace(FP8, weights="bf16"))
-    assert of_cache is not None
-    assert "linears" not in of_cache
+    for profile, types, lacks in (
+        (H200, Types(), False),
+        (WITH_FUSED, FP8, False),
+        (tried, FP8, False),
+        (MEASURED, FP8, True),
+    ):
+        assert (lacks_fused_times(profile, types) is not None) == lacks

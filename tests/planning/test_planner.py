@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from tests.planning.test_plan_file import LLAMA_8B, model
 from tests.support.dense_models import config
 from tests.support.measured_layers import made_up_losses
-from tests.support.old_profile import without_fp8
 from vllm_gac.alignment.rules import QuantizationMultiples, align, padded_layout
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.methods.heads.method import attention_candidates
@@ -299,16 +298,10 @@ def test_a_deployment_to_plan_for_without_a_budget_is_only_told(
 
 
 def test_a_plan_is_slower_than_dense_only_if_nothing_else_fits(
-    models: dict[str, Checkpoint], tmp_path: Path
+    models: dict[str, Checkpoint],
 ) -> None:
     """In a small model, every factor is one launch more; in a large one, fewer are less time."""
-    write_profile(tmp_path / "old.json", without_fp8(read_profile("h200")))
-    light = {
-        "gpu": str(tmp_path / "old.json"),
-        "decode_batch": 1,
-        "decode_context": 128,
-        "prefill_tokens": 16,
-    }
+    light = {"gpu": "h100", "decode_batch": 1, "decode_context": 128, "prefill_tokens": 16}
 
     def planned(name: str, **more: Any) -> Any:
         losses = made_up_losses(models[name].layout)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
 from vllm_gac.compression.methods.registry import METHODS, usual_methods
 from vllm_gac.errors import PlanError
-from vllm_gac.gpu.latency.layer import BatchMix, Deployment, estimated_times
+from vllm_gac.gpu.latency.layer import BatchMix, Deployment, lacks_fused_times
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.schema import Strategy
@@ -270,7 +270,7 @@ class PlanRequest:
 
     def about_times(self, profile: GpuProfile) -> list[str]:
         """What is to be known about times that `profile` predicts for this request."""
-        notes = [] if (lacking := estimated_times(profile, self.types)) is None else [lacking]
+        notes = [] if (lacking := lacks_fused_times(profile, self.types)) is None else [lacking]
         if self.quantization is not None and self.types.weights == "bf16":
             notes.append(
                 f"linears in {self.quantization} are predicted as 16-bit ones: profiles have times "

@@ -9,8 +9,7 @@ by the queries of its key heads. A profile has times for many head sizes at one 
 2. It is scaled to the batch and context like the sizes that were measured there and take about as
    long per unit.
 
-Sizes that a kernel pads cost what they are padded to; with an FP8 cache, keys are padded more. A
-profile without times of an FP8 cache has those of a 16-bit one: of them, reading takes half.
+Sizes that a kernel pads cost what they are padded to; with an FP8 cache, keys are padded more.
 """
 
 import math
@@ -82,31 +81,13 @@ def decode_microseconds(
         Microseconds.
 
     Raises:
-        ProfileError: if the profile has no decode times for this form of keys.
+        ProfileError: if the profile has no decode times for this form of keys and this cache.
     """
     value_heads = layer.value.heads
     heads = Heads(layer.key.form, dense.kv_heads_per(layer.key), layer.key.heads // value_heads)
     sizes = (round_up(layer.key.size, _PIECE), round_up(layer.value.size, _PIECE))
-    units = batch * value_heads
-    if dtype == "bf16" or has_decode_times(profile, heads.form, dtype):
-        times = _decode_times(profile, dtype, backend)
-        return times.microseconds(heads, sizes, dense.head_dim, units, context)
-    times = _decode_times(profile, "bf16", backend)
-    sizes = heads.padded(sizes, _ITEMSIZES[dtype])
-    time = times.microseconds(heads, sizes, dense.head_dim, units, context)
-    reading = roofline(profile).moving(units * context * heads.row(sizes))
-    return time - min(reading, time) / 2
-
-
-@cache
-def has_decode_times(
-    profile: GpuProfile, form: str, dtype: Dtype, backend: Backend | None = None
-) -> bool:
-    """Whether the profile has times of decode attention with such keys and such a cache."""
-    return any(
-        (point.form, point.dtype) == (form, dtype) and backend in (None, point.kernel)
-        for point in profile.decode
-    )
+    times = _decode_times(profile, dtype, backend)
+    return times.microseconds(heads, sizes, dense.head_dim, batch * value_heads, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +119,7 @@ class _DecodeTimes:
     """Everything that a prediction needs, computed once per profile."""
 
     def __init__(self, profile: GpuProfile, dtype: Dtype, backend: Backend | None) -> None:
-        self.backend = backend
+        self.backend, self.dtype = backend, dtype
         self.gpu, self.roofline = profile.gpu, roofline(profile)
         self.itemsize = _ITEMSIZES[dtype]
         points = [p for p in profile.decode if p.dtype == dtype and backend in (None, p.kernel)]
@@ -211,8 +192,8 @@ class _DecodeTimes:
         known = [other for other in self.references if other.form == heads.form]
         if not known:
             raise ProfileError(
-                f"the profile of {self.gpu} has no decode times of {heads.form} keys, which "
-                "predicting times needs; measure again with vllm-gac profile"
+                f"the profile of {self.gpu} has no decode times of {heads.form} keys in a cache of "
+                f"{self.dtype}; measure them with vllm-gac profile --resume"
             )
         return self.references[
             min(
@@ -242,7 +223,8 @@ def _as_stock_computes(sizes: Sizes, measured: Iterable[Sizes]) -> Sizes:
 
 @cache
 def _decode_times(profile: GpuProfile, dtype: Dtype, backend: Backend | None) -> _DecodeTimes:
-    if backend is not None and not has_decode_times(profile, "rotary", dtype, backend):
+    measured = {(point.form, point.dtype, point.kernel) for point in profile.decode}
+    if ("rotary", dtype, backend) not in measured:
         backend = None
     return _DecodeTimes(profile, dtype, backend)
 

@@ -5,8 +5,7 @@ slowdown is interpolated over a coarse grid of (n, k), and corrected by two fine
 and one over k. A dim that is not a multiple of 64 takes the time of the next multiple, plus the
 measured cost of its alignment class (the largest power of two that divides it).
 
-In FP8, dims that are not multiples of 16 cost what they are padded to. A profile without such times
-has 16-bit ones: of them, the roofline's part is replaced by the roofline in FP8.
+In FP8, dims that are not multiples of 16 cost what they are padded to.
 """
 
 import math
@@ -60,34 +59,15 @@ def gemm_microseconds(
         Microseconds.
 
     Raises:
-        ProfileError: if the profile has no ceilings, no sweep over n or no sweep over k, or
-            sustained times that cannot be.
+        ProfileError: if the profile has no ceilings, or no sweep over n or no sweep over k of this
+            type, or sustained times that cannot be.
     """
     if dtype == "fp8":
         n, k = round_up(n, _FP8_MULTIPLE), round_up(k, _FP8_MULTIPLE)
-    time = _rested(m, n, k, profile, dtype)
+    time = _gemm_times(profile, dtype).microseconds(m, n, k)
     if not (is_sustained and profile.sustained):
         return time
     return time + _excess(profile, dtype) * roofline(profile, dtype).multiplying(m, n, k)
-
-
-def has_gemms(profile: GpuProfile, dtype: Dtype) -> bool:
-    """Whether the profile has times of linear layers of this type."""
-    return any(sweep.dtype == dtype for sweep in profile.linear)
-
-
-def _rested(m: int, n: int, k: int, profile: GpuProfile, dtype: Dtype) -> float:
-    """Microseconds on a GPU that has rested."""
-    if dtype == "bf16" or _has_fp8(profile):
-        return _gemm_times(profile, dtype).microseconds(m, n, k)
-    times = _gemm_times(profile, "bf16")
-    saved = times.roofline.gemm(m, n, k) - roofline(profile, dtype).gemm(m, n, k)
-    return max(times.microseconds(m, n, k) - saved, times.fastest)
-
-
-@cache
-def _has_fp8(profile: GpuProfile) -> bool:
-    return has_gemms(profile, "fp8")
 
 
 def moving_microseconds(elements: float, profile: GpuProfile) -> float:
@@ -197,7 +177,7 @@ class _GemmTimes:
         if not by_m or any({s.axis for s in sweeps} != {"n", "k"} for sweeps in by_m.values()):
             raise ProfileError(
                 f"the profile of {profile.gpu}, measured {profile.measured}, has no sweeps of "
-                "linears over both n and k; measure again with vllm-gac profile"
+                f"linears in {dtype} over both n and k; measure them with vllm-gac profile --resume"
             )
         self.surfaces = [_surface(self.roofline, m, by_m[m]) for m in sorted(by_m)]
         self.log_m = [math.log(m) for m in sorted(by_m)]
@@ -224,7 +204,7 @@ def _excess(profile: GpuProfile, dtype: Dtype) -> float:
     if not times:
         return _excess(profile, "bf16") if dtype == "fp8" else 0.0
     excesses = [
-        (time.microseconds - _rested(time.m, time.n, time.k, profile, dtype))
+        (time.microseconds - _gemm_times(profile, dtype).microseconds(time.m, time.n, time.k))
         / roofline(profile, dtype).multiplying(time.m, time.n, time.k)
         for time in times
     ]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.attention_choice import GAC, STOCK, Backend, measured_backend
-from vllm_gac.gpu.latency.decode import decode_microseconds, has_decode_times
-from vllm_gac.gpu.latency.gemm import has_gemms, moving_microseconds
+from vllm_gac.gpu.latency.decode import decode_microseconds
+from vllm_gac.gpu.latency.gemm import moving_microseconds
 from vllm_gac.gpu.latency.linears import Linear, linears_microseconds, take_quantized
 from vllm_gac.gpu.latency.passes import fused_microseconds
 from vllm_gac.gpu.latency.prefill import prefill_microseconds
@@ -266,35 +266,17 @@ class _Kernels:
         ]
 
 
-def estimated_times(profile: GpuProfile, types: Types) -> str | None:
-    """What is to be known about times in FP8 that were not measured; None if all were.
+def lacks_fused_times(profile: GpuProfile, types: Types) -> str | None:
+    """A sentence if the kernels before FP8 linear layers of ours were not measured; else None.
 
     Args:
         profile: the GPU.
         types: of weights and cache.
     """
-    lacking, instead = [], []
-    if types.weights == "fp8":
-        if not has_gemms(profile, "fp8"):
-            lacking.append("linears")
-        if not profile.passes:
-            lacking.append("quantization")
-    if types.cache == "fp8":
-        forms = [f for f in ("rotary", "latent") if not has_decode_times(profile, f, "fp8")]
-        lacking += [f"decode attention with {form} keys" for form in forms]
-    if lacking:
-        instead.append(
-            f"has no FP8 times of {', '.join(lacking)}: they are estimated as its 16-bit times at "
-            "padded dims, less the time of the bytes and FLOP that FP8 saves"
-        )
-    if types.weights == "fp8" and not profile.fused and FUSED_PART not in profile.without_times:
-        instead.append(
-            "has no times of norms and SwiGLU that quantize: compressed models are predicted with "
-            "vLLM's kernels, one after the other, and are faster than that"
-        )
-    if not instead:
+    if types.weights == "bf16" or profile.fused or FUSED_PART in profile.without_times:
         return None
     return (
-        f"the profile of {profile.gpu}, measured {profile.measured}, {', and '.join(instead)}; "
-        "measure them with vllm-gac profile --resume"
+        f"the profile of {profile.gpu}, measured {profile.measured}, has no times of norms and "
+        "SwiGLU that quantize: compressed models in FP8 are predicted with vLLM's kernels, one "
+        "after the other, and are faster than that; measure them with vllm-gac profile --resume"
     )

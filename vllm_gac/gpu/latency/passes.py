@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from statistics import mean
 
-from vllm_gac.gpu.latency.gemm import moving_microseconds, roofline
+from vllm_gac.errors import ProfileError
+from vllm_gac.gpu.latency.gemm import roofline
 from vllm_gac.gpu.latency.interpolation import extrapolate, interpolate
 from vllm_gac.gpu.profile import GpuProfile
 
-# 16-bit elements that each kernel moves for each element of its output.
-_MOVED = {"quantize": 1.5, "swiglu": 3.0}
-# The same of our kernels, whose output is in FP8. A norm reads and writes the residual, too.
+# 16-bit elements that each of our kernels moves for each element of its output, which is in FP8. A
+# norm reads and writes the residual, too.
 _MOVED_FUSED = {"norm": 3.5, "quantize": 1.5, "swiglu": 2.5}
 
 
@@ -28,17 +28,20 @@ def pass_microseconds(kernel: str, tokens: int, width: int, profile: GpuProfile)
         kernel: as `PassTime` names it.
         tokens: rows.
         width: columns of the output.
-        profile: the GPU. If it lacks this kernel, the time is that of the bytes, or of a launch.
+        profile: the GPU.
 
     Returns:
         Microseconds.
 
     Raises:
-        ProfileError: if the profile has no GEMM times.
+        ProfileError: if the profile has no times of this kernel.
     """
     by_width = _times(profile).get(kernel)
     if not by_width:
-        return moving_microseconds(_MOVED[kernel] * tokens * width, profile)
+        raise ProfileError(
+            f"the profile of {profile.gpu} has no times of vLLM's kernel {kernel}, which FP8 "
+            "weights need; measure them with vllm-gac profile --resume"
+        )
     widths = sorted(by_width)
     at_tokens = [extrapolate([*by_width[w]], [*by_width[w].values()], tokens) for w in widths]
     # No pass takes less than the shortest that was measured, wherever the last two points point to.
