@@ -39,6 +39,7 @@ def write_quantized(
     left_alone: str = "lm_head",
     ignore: str | None = None,
     group_size: int | None = None,
+    block: list[int] | None = None,
     cache_scales: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Quantize the linears of `model` by a preset of compressed-tensors.
@@ -51,6 +52,7 @@ def write_quantized(
         left_alone: Regex of linears that are not quantized.
         ignore: Regex of linears that the config lists as not quantized; default is `left_alone`.
         group_size: Replaces that of the preset.
+        block: Likewise, rows and columns that share a scale.
         cache_scales: Scales of an FP8 cache by name, of all heads or of each, which the config
             announces.
     """
@@ -58,6 +60,8 @@ def write_quantized(
     assert preset.weights is not None
     if group_size is not None:
         preset.weights.group_size = group_size
+    if block is not None:
+        preset.weights.block_structure = block
     preset.format = infer_module_format(torch.nn.Linear, preset)
     packed, values = dict(cache_scales or {}), {}
     tensors = _tensors(model)
@@ -179,6 +183,10 @@ def _quantized(
     assert scheme.weights is not None
     shape = linear.weight_scale.shape
     groups = weight.float().reshape(*(shape if len(shape) == 2 else (1,)), -1)
+    if scheme.weights.strategy == "block":
+        below, beside = shape
+        groups = weight.float().view(below, rows // below, beside, columns // beside)
+        groups = groups.transpose(1, 2).flatten(2)
     shared = None
     if hasattr(linear, "weight_global_scale"):
         shared = generate_gparam(

@@ -38,13 +38,14 @@ from tests.serving.quantized import (
 )
 from tests.serving.stubs import ModelConfigStub, stream
 from tests.support.dense_models import config as dense_config
-from tests.support.dense_models import write
+from tests.support.dense_models import write, write_text
 from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples, padded_layout
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression import reference_model
 from vllm_gac.compression.reference_model import Observe, logits, reference
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.planning.request import PlanRequest
 from vllm_gac.serving.config.hook import GacConfigHook
 from vllm_gac.serving.config.quantization import requested_quantization, resolve_cache_dtype
 from vllm_gac.serving.loading.quantized_checkpoint import (
@@ -53,6 +54,8 @@ from vllm_gac.serving.loading.quantized_checkpoint import (
     check_weight_quantization,
 )
 from vllm_gac.serving.model import self_attention
+from vllm_gac.steps.compress.compress import compress
+from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.repair.repair import repair
 
 # Without VNNI, oneDNN adds products of 8 bits in pairs of 16 bits, and large ones saturate.
@@ -196,6 +199,40 @@ def _project_rounded(
             x = scale * (steps.round() if int8 else steps.to(torch.float8_e4m3fn).float())
         x = linear(x, weights[f"{stored}.weight"])
     return x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["FP8", "FP8_DYNAMIC"])
+def test_a_quantized_model_with_a_smaller_cache_scores_text_as_its_numbers_in_fp32(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, one layer where inputs are rounded. Attention is in 16 bits."""
+    raw = dense_config(
+        hidden_size=256, intermediate_size=512, head_dim=64, max_position_embeddings=1024
+    )
+    dense = write(tmp_path / "dense", raw | {"num_hidden_layers": 1, "vocab_size": 4096})
+    packed, out = tmp_path / "packed", tmp_path / "out"
+    write_quantized(dense, packed, tmp_path / "rounded", scheme)
+    text, request = write_text(tmp_path / "text.txt"), PlanRequest(kv_ratio=0.6, methods=["heads"])
+    few = CompressRequest(max_tokens=1024, sequence_length=128)
+    compress(packed, out, request, few, calibration=[text], progress=False)
+    if scheme == "FP8_DYNAMIC":
+        rounded = partial(_project_rounded, scheme, "self_attn")
+        monkeypatch.setattr(reference_model, "project", rounded)
+    checkpoint = open_checkpoint(out)
+    with checkpoint.reader() as read:
+        rows = [
+            logits(reference(checkpoint), read, torch.tensor([prompt]))[0].log_softmax(-1)
+            for prompt in PROMPTS
+        ]
+    expected = [
+        row[range(len(prompt) - 1), prompt[1:]] for row, prompt in zip(rows, PROMPTS, strict=True)
+    ]
+    served = in_engine_process(_logprobs, str(out), OPTIONS)
+    assert served["linears"] == [PACKED, PLAIN]
+    error = (torch.tensor(served["logprobs"]) - torch.cat(expected)).abs()
+    spread = torch.cat(expected).std()
+    assert error.median() < 1e-4 if scheme == "FP8_DYNAMIC" else error.mean() < 0.1 * spread
 
 
 @pytest.mark.slow

@@ -8,9 +8,10 @@ these a run that goes on knows its own.
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,8 +19,9 @@ from tqdm import tqdm
 
 from vllm_gac.checkpoint.atomic_files import write_tensors
 from vllm_gac.checkpoint.digests import sign_tensors
-from vllm_gac.checkpoint.headers import open_safetensors, read_headers
+from vllm_gac.checkpoint.headers import read_headers
 from vllm_gac.checkpoint.locate import Weights
+from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
@@ -41,6 +43,7 @@ def write_layer_shards(
     make_layer: "Callable[[int], Mapping[str, torch.Tensor]]",
     read_rest: ReadTensor,
     *,
+    stored: "Callable[[str], Sequence[str]]" = lambda name: [name],
     description: str,
     progress: bool = True,
 ) -> None:
@@ -52,6 +55,7 @@ def write_layer_shards(
         make_layer: Returns the tensors of layer `index` by their names within the layer, e.g.
             "mlp.up_proj.weight". It is called only for layers without a shard, in ascending order.
         read_rest: Returns a tensor outside the layers (embeddings, the last norm) by its name.
+        stored: The names of the tensors that `read_rest` returns for one of the layout.
         description: What the progress bar says, e.g. "compress".
         progress: Whether to show a progress bar on stderr.
 
@@ -70,7 +74,7 @@ def write_layer_shards(
     shard = _shard_name(layers, layers)
     if not _is_written(directory, shard):
         rest = [name for name in layout.tensors() if not name.startswith("model.layers.")]
-        _write(directory, shard, {name: read_rest(name) for name in rest})
+        _write(directory, shard, {part: read_rest(part) for name in rest for part in stored(name)})
 
 
 def read_layer(layout: ModelLayout, read: ReadTensor, index: int) -> "dict[str, torch.Tensor]":
@@ -92,12 +96,13 @@ def read_layer_for(
 
 
 def read_written_layer(
-    directory: Path, layout: ModelLayout, index: int
+    source: Checkpoint, directory: Path, layout: ModelLayout, index: int
 ) -> "dict[str, torch.Tensor]":
-    """The tensors of a layer whose shard this run has written into `directory`."""
-    path = directory / _shard_name(index, len(layout.layers))
-    with open_safetensors(path, "what the stopped run wrote", "pt") as file:
-        return read_layer(layout, file.get_tensor, index)
+    """The tensors of a layer whose shard this run has made of `source`, and written."""
+    shard = Weights(directory, (_shard_name(index, len(layout.layers)),))
+    written = replace(source, directory=directory, layout=layout, tensors=read_headers(shard))
+    with written.reader() as read:
+        return read_layer(layout, read, index)
 
 
 def _shard_name(index: int, layers: int) -> str:

@@ -13,41 +13,31 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tqdm import tqdm
 
 from vllm_gac.checkpoint.digests import changed_files
-from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES
+from vllm_gac.checkpoint.dtypes import DTYPES, WEIGHT_DTYPES, StoredDtype
 from vllm_gac.checkpoint.fused import without_fused
 from vllm_gac.checkpoint.headers import TensorInfo as TensorInfo
 from vllm_gac.checkpoint.headers import read_headers
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.locate import locate_config, locate_weights
+from vllm_gac.checkpoint.quantized.formats import CACHE_SCALE, Quantization, quantization_of
+from vllm_gac.checkpoint.quantized.packing import PackedLinear
 from vllm_gac.checkpoint.regular_files import sha256_of_file
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.dims import ModelLayout, layout_in
+from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.schema import HfConfig, validate
 
 if TYPE_CHECKING:
     import torch
-
-_QUANTIZERS = {
-    "gptq": "GPTQ",
-    "awq": "AWQ",
-    "fp8": "FP8",
-    "fbgemm_fp8": "FP8",
-    "bitsandbytes": "bitsandbytes",
-    "compressed-tensors": "compressed-tensors",
-    "modelopt": "ModelOpt",
-    "mxfp4": "MXFP4",
-    "gguf": "GGUF",
-}
-
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _OF_ADAPTER = re.compile(r"\.base_layer\.|\.lora_[AB]\.")
@@ -67,6 +57,7 @@ class Checkpoint:
         layout: The dims of the model.
         tensors: What the headers of the files say, by tensor name; fused tensors by their parts.
         mixed_dtypes: Whether the weights may have different dtypes.
+        quantization: How linear layers are packed, if in a format that is read.
     """
 
     directory: Path
@@ -75,6 +66,7 @@ class Checkpoint:
     layout: ModelLayout
     tensors: Mapping[str, TensorInfo]
     mixed_dtypes: bool = False
+    quantization: Quantization | None = None
 
     def required(self) -> Mapping[str, tuple[int, ...]]:
         """The name and shape of every tensor that the files must hold."""
@@ -83,6 +75,8 @@ class Checkpoint:
     def is_unused(self, name: str) -> bool:
         """Whether the files may also hold tensor `name`, which every engine skips."""
         if name.endswith(".rotary_emb.inv_freq"):  # follows from the config
+            return True
+        if self.quantization is not None and CACHE_SCALE.fullmatch(name):
             return True
         return name == "lm_head.weight" and self.layout.tie_word_embeddings
 
@@ -98,6 +92,35 @@ class Checkpoint:
     def faults_of_made(self) -> Iterator[str]:
         """One sentence for each tensor that cannot be made from the tensors of the files."""
         yield from ()
+
+    @cached_property
+    def packed(self) -> Mapping[str, PackedLinear]:
+        """The linear layers that are packed, by the names of their weights."""
+        if self.quantization is None:
+            return {}
+        return self.quantization.packed(self.layout, self.tensors, self.directory)
+
+    @property
+    def kept(self) -> str | None:
+        """Why no method may change anything but attention; None: any may."""
+        if self.layout.experts is not None:
+            return "has experts, which stay as they are, beside attention"
+        if self.quantization is not None:
+            return (
+                "is quantized, and stays as it is but for its keys and values; to make more of it "
+                "smaller, compress what 'vllm-gac export' writes of it in 16 bits"
+            )
+        return None
+
+    @property
+    def unpacked_dtype(self) -> StoredDtype:
+        """The dtype in which packed weights are read: that of the matrices that are not packed."""
+        return DTYPES[_common_dtype(self, self.required()) or "F32"]
+
+    def stored(self, name: str) -> list[str]:
+        """The names of the files' tensors that hold tensor `name` of the layout."""
+        packed = self.packed.get(name)
+        return [name] if packed is None else list(packed.names.values())
 
     @cached_property
     def identity(self) -> Mapping[str, str]:
@@ -125,18 +148,30 @@ class Checkpoint:
     def reader(self, any_value: bool = False) -> "TensorReader":
         """A context manager that reads tensors by name.
 
-        It refuses NaN, infinity and what no model has, unless it may read `any_value`.
+        It refuses NaN, infinity and what no model has, unless it may read `any_value`. Packed
+        weights are read as numbers in the dtype of the others.
         """
-        return TensorReader(self.directory, self.tensors, any_value)
+        return TensorReader(
+            self.directory, self.tensors, any_value, self.packed, self.unpacked_dtype
+        )
+
+
+_NONE: Mapping[str, PackedLinear] = MappingProxyType({})
 
 
 class TensorReader:
     """Reads tensors of a model directory by name. Opens each shard once, and is thread-safe."""
 
     def __init__(
-        self, directory: Path, tensors: Mapping[str, TensorInfo], any_value: bool = False
+        self,
+        directory: Path,
+        tensors: Mapping[str, TensorInfo],
+        any_value: bool = False,
+        packed: Mapping[str, PackedLinear] = _NONE,
+        dtype: StoredDtype = DTYPES["F32"],
     ) -> None:
         self._directory, self._tensors, self._any_value = directory, tensors, any_value
+        self._packed, self._dtype = packed, dtype
         self._files = ShardFiles(directory)
 
     def __enter__(self) -> Self:
@@ -151,7 +186,13 @@ class TensorReader:
         self._files.close()
 
     def __call__(self, name: str) -> "torch.Tensor":
-        """Read tensor `name` as it is stored. Raises CheckpointError if that is impossible."""
+        """Read tensor `name` of the layout. Raises CheckpointError if that is impossible."""
+        if (packed := self._packed.get(name)) is None:
+            return self.as_stored(name)
+        return packed.weight(self.as_stored).to(self._dtype.torch)
+
+    def as_stored(self, name: str) -> "torch.Tensor":
+        """Read tensor `name` of the files. Raises CheckpointError if that is impossible."""
         info = self._tensors.get(name)
         if info is None:
             raise CheckpointError(f"{self._directory}: tensor {name} is missing")
@@ -212,29 +253,11 @@ def checkpoint_of(
     where = str(directory / "config.json")
     config = validate(HfConfig, dict(raw), where)
     layout = layout_in(config, where)
-    if config.gac is None and not quantized(raw, directory):
+    quantization = _quantization(raw, directory)
+    if config.gac is None and quantization is None:
         tensors = without_fused(directory, config.model_type, layout, tensors)
-    return Checkpoint(directory, raw, config, layout, tensors)
-
-
-def quantized(config: Mapping[str, Any], directory: Path) -> str | None:
-    """An error message for a model with quantized weights, or None; it names what says so."""
-    # vLLM looks for the second key, an older name, where the first is missing.
-    keys = ("quantization_config", "compression_config")
-    key = next((key for key in keys if config.get(key) is not None), keys[0])
-    section, file = config.get(key), f"config.json: {key}"
-    method = section.get("quant_method") if isinstance(section, Mapping) else None
-    if section is None and (directory / "hf_quant_config.json").exists():
-        file, method = "hf_quant_config.json", "modelopt"
-    elif section is None:
-        return None
-    known = _QUANTIZERS.get(method) if isinstance(method, str) else None
-    by = f" by {known}" if known else ""
-    return (
-        f"{directory / file}: this model is quantized{by}, and vllm-gac cannot compress or check "
-        "tensors that a quantizer packed; start from the bf16 model that it was made from, or "
-        "remove what says so if the weights were dequantized"
-    )
+    known = quantization if isinstance(quantization, Quantization) else None
+    return Checkpoint(directory, raw, config, layout, tensors, quantization=known)
 
 
 def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False) -> Iterator[str]:
@@ -244,8 +267,8 @@ def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False)
     tensor, and also report other bytes than were written and values out of range in the stored
     tensors and in what is made from them. With `progress`, show a progress bar if that takes long.
     """
-    if packed := quantized(checkpoint.raw_config, checkpoint.directory):
-        yield packed
+    if (unread := unread_quantization(checkpoint)) is not None:
+        yield unread
         return
     sound = True
     for fault in chain(changed_files(checkpoint.directory), _header_faults(checkpoint)):
@@ -258,6 +281,30 @@ def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False)
     if finite and sound:
         yield from checkpoint.faults_of_made()
         yield from rope_faults(checkpoint)
+
+
+def unread_quantization(checkpoint: Checkpoint) -> str | None:
+    """A sentence if tensors are packed in a way that is not read, or None."""
+    directory, config = checkpoint.directory, checkpoint.config
+    quantization = _quantization(checkpoint.raw_config, directory)
+    if not isinstance(quantization, Quantization):
+        return quantization
+    if checkpoint.quantization is None:
+        return f"{directory}: is quantized in the files of another tool, which is not read"
+    if config.gac is None and FAMILIES[config.model_type].fused:
+        return (
+            f"{directory}: is quantized, and q, k and v are one tensor, which is not read; start "
+            "from the 16-bit model"
+        )
+    return None
+
+
+def _quantization(raw: Mapping[str, Any], directory: Path) -> Quantization | str | None:
+    """How a model is quantized; an error message if in a way that is not read."""
+    try:
+        return quantization_of(raw, directory)
+    except CheckpointError as e:
+        return str(e)
 
 
 def served_dtype(checkpoint: Checkpoint) -> str | None:
@@ -289,6 +336,10 @@ def _header_faults(checkpoint: Checkpoint) -> Iterator[str]:
         return
     common = None if checkpoint.mixed_dtypes else _common_dtype(checkpoint, required)
     for name, shape in required.items():
+        if (packed := checkpoint.packed.get(name)) is not None:
+            if packed.fault is not None:
+                yield packed.fault
+            continue
         info = stored.get(name)
         if info is None:
             fault = f"{directory}: {name}: missing, expected shape {list(shape)}"
@@ -313,8 +364,9 @@ def _header_faults(checkpoint: Checkpoint) -> Iterator[str]:
                 "the matrices to one dtype (in torch: model.to), and save the model"
             )
     layers = len(checkpoint.layout.layers)
+    parts = {part for packed in checkpoint.packed.values() for part in packed.names.values()}
     for name, info in stored.items():
-        if name in required or checkpoint.is_unused(name):
+        if name in parts or name in required or checkpoint.is_unused(name):
             continue
         fault = f"{directory / info.file}: {sanitize(name)}: not part of the model"
         if (of_layer := _LAYER.match(name)) and int(of_layer[1]) >= layers:

@@ -84,6 +84,7 @@ def refit_layer(
     layer: LayerLayout,
     weights: Weights,
     streams: Streams,
+    keeps_mlp: bool = False,
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Refit o_proj and down_proj of a compressed layer.
 
@@ -94,6 +95,7 @@ def refit_layer(
         layer: The compressed layer's dims.
         weights: Its tensors.
         streams: The hidden states that enter the layer.
+        keeps_mlp: Whether the MLP stays as it is, as experts and packed linear layers do.
 
     Returns:
         The tensors, with those of o_proj and down_proj in fp64 where they have changed; and the
@@ -103,7 +105,7 @@ def refit_layer(
     attention = _Half(model, "self_attn.o_proj", layer)
     dense_output = attention.forward(before, dense, streams.dense)
     refitted |= _refitted(attention, refitted, streams.small, dense_output)
-    if model.layout.experts:  # they stay as they are
+    if keeps_mlp:
         for states in batches(dense_output):
             states.copy_(after_mlp(model, dense, states.to(model.device)))
         return refitted, dense_output

@@ -142,6 +142,9 @@ def planned_layout(model: Checkpoint, plan: Plan, where: str = "plan") -> ModelL
         raise PlanError(str(e)) from e
     for index, layer in enumerate(layers):
         _check_reachable(dense, layer, plan.methods, f"{where}: layers.{index}")
+        same_mlp = layer.intermediate_size == dense.layers[0].intermediate_size
+        if model.kept is not None and (layer.ranks or not same_mlp):
+            raise PlanError(f"{where}: layers.{index}: {model.directory} {model.kept}")
     layout = replace(dense, layers=layers)
     for name, ratio, budget, dense_size, used in (
         ("parameters", plan.param_ratio, plan.parameters, dense.parameters, layout.parameters),

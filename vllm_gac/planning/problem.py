@@ -9,7 +9,7 @@ import numpy as np
 
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.methods.base import Curve
-from vllm_gac.compression.methods.registry import experts_fault
+from vllm_gac.compression.methods.registry import methods_fault
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout
 from vllm_gac.layout.tensor_parallel import check_planned_for
@@ -67,14 +67,15 @@ class Problem:
         """
         if model.config.gac is not None:
             raise PlanError(f"{model.directory}: is compressed already; plan for the dense model")
-        if fault := experts_fault(model.layout, request.methods):
+        if fault := methods_fault(model.kept, request.methods):
             raise PlanError(f"{model.directory}: {fault}")
         self._request, self._dense = request, model.layout
         check_planned_for(model.layout, request.tensor_parallel_size)
         self.deployment = request.deployment()
-        if model.layout.experts and self.deployment is not None:
+        if model.kept is not None and self.deployment is not None:
+            what = "experts" if model.layout.experts else "models that are quantized in part"
             raise PlanError(
-                f"{model.directory}: profiles have no times of experts, so none are predicted for "
+                f"{model.directory}: profiles have no times of {what}, so none are predicted for "
                 "this model; leave out --gpu, --max-loss, time limits and batches"
             )
         self.microseconds = request.latency

@@ -23,11 +23,25 @@ def refuse_mixed(source: Checkpoint, step: str) -> None:
 
     `step` is what the user wants to do, e.g. "repair".
     """
+    if not source.mixed_dtypes:
+        return
     dtypes = {source.tensors[name].dtype for name, shape in source.required().items() if shape[1:]}
-    if source.mixed_dtypes and len(dtypes) > 1:
+    if len(dtypes) > 1:
         raise CheckpointError(
             f"{source.directory}: weights in {' and '.join(sorted(dtypes))} side by side; make "
             f"them one with 'vllm-gac import', and {step} what comes out"
+        )
+
+
+def refuse_quantized(source: Checkpoint, step: str) -> None:
+    """Raise CheckpointError for packed weights, which only compress and export read.
+
+    `step` is what the user wants to do, e.g. "repair".
+    """
+    if source.quantization is not None:
+        raise CheckpointError(
+            f"{source.directory}: is quantized by {source.quantization.method}; {step} the 16-bit "
+            "model, and quantize what comes out"
         )
 
 

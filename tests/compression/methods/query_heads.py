@@ -25,7 +25,7 @@ class QueryHeads(Method):
 
     fields = ("query_heads",)
     components = ("queries",)
-    suits_experts = True
+    keeps_mlp = True
 
     def measured(self, dense: ModelLayout, value_group: int) -> Iterator[Compressor]:
         yield Queries()

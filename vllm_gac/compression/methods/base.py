@@ -150,7 +150,7 @@ class Method(ABC):
         components: What its probes are of. The names of its curves begin with one of them.
         replaces: Fields that other tools change and no method here does: a plan near a model of
             theirs uses this method instead.
-        suits_experts: Whether the experts of a mixture stay as they are.
+        keeps_mlp: Whether MLPs, and so the experts of a mixture, stay as they are.
         refines: Whether it adds to what other methods choose from, so that it has fewer candidates
             beside them. Plans by fewer methods are tried, too.
     """
@@ -158,7 +158,7 @@ class Method(ABC):
     fields: ClassVar[tuple[str, ...]]
     components: ClassVar[tuple[str, ...]]
     replaces: ClassVar[tuple[str, ...]] = ()
-    suits_experts: ClassVar[bool] = False
+    keeps_mlp: ClassVar[bool] = False
     refines: ClassVar[bool] = False
 
     @abstractmethod

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm_gac.compression.methods.base import Method
-    from vllm_gac.layout.dims import ModelLayout
 
 
 def _heads() -> "Method":
@@ -82,11 +81,12 @@ def component_of(curve: str) -> str:
     return next(name for name in owner_of(curve).components if curve.startswith(name))
 
 
-def experts_fault(dense: "ModelLayout", names: Iterable[str]) -> str | None:
-    """The message if one of the methods `names` would compress experts, which none can; or None."""
-    if dense.experts is None or all(method.suits_experts for method in methods_of(names)):
+def methods_fault(kept: str | None, names: Iterable[str]) -> str | None:
+    """The message if one of the methods `names` would change what is `kept`; or None.
+
+    `kept` says why all of a model but its attention stays as it is, as `Checkpoint.kept` does.
+    """
+    if kept is None or all(method.keeps_mlp for method in methods_of(names)):
         return None
-    suited = [name for name in METHODS for method in methods_of([name]) if method.suits_experts]
-    return (
-        f"has experts, which stay as they are, beside attention; give --method {','.join(suited)}"
-    )
+    suited = [name for name in METHODS for method in methods_of([name]) if method.keeps_mlp]
+    return f"{kept}; give --method {','.join(suited)}"

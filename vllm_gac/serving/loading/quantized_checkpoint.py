@@ -7,7 +7,6 @@ memory.
 
 import itertools
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_gac.checkpoint.headers import TensorInfo, read_headers
 from vllm_gac.checkpoint.locate import locate_weights
+from vllm_gac.checkpoint.quantized.formats import CACHE_SCALE
 from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
@@ -32,13 +32,8 @@ if TYPE_CHECKING:
 _EIGHT_BITS = ("I8", "U8", "F8_E4M3", "F8_E5M2")
 _PACKED = ("weight_packed", "qweight")
 _SCALES = ("weight_scale", "weight_scale_inv", "scales")
-# What LLM Compressor and ModelOpt name a layer's scales of queries, keys and values, which vLLM
-# loads into the layer's attention; and the strategies that we serve: one scale of all heads, or one
-# of each.
-_CACHE_SCALE = re.compile(
-    r"model\.layers\.(\d{1,9})\.self_attn\.(?:attn\.|[kv]_proj\.)?"
-    r"([qkv]_scale|kv_scale|[qkv]_zero_point)"
-)
+# The strategies of calibrated scales of keys and values that we serve: one scale of all heads, or
+# one of each.
 _BY_COMPRESSOR = "compressed-tensors"
 _ONE_SCALE, _SCALES_BY_HEAD = "tensor", "attn_head"
 
@@ -205,7 +200,7 @@ def _faulty_cache_scales(
     """Cache scales of which there are too few or too many, and those that numbers cannot have."""
     with closing(ShardFiles(directory)) as files:
         for name, info in tensors.items():
-            match = _CACHE_SCALE.fullmatch(name)
+            match = CACHE_SCALE.fullmatch(name)
             if match is None or int(match[1]) >= len(layout.layers):
                 continue
             count, heads = math.prod(info.shape), 1
@@ -232,7 +227,7 @@ def _layers_without_scales(
     if scheme and not scheme.get("dynamic") and quantization.get("quant_method") == _BY_COMPRESSOR:
         layers = defaultdict(set, k_scale=set(), v_scale=set())
     for name in tensors:
-        if match := _CACHE_SCALE.fullmatch(name):
+        if match := CACHE_SCALE.fullmatch(name):
             layers[match[2]].add(int(match[1]))
     for kind, having in layers.items():
         for index in sorted({*range(len(layout.layers))} - having):
@@ -249,7 +244,7 @@ def _unknown_tensors(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> 
     known = layout.tensors()
     modules = {_module(name) for name in known}
     for name, info in tensors.items():
-        scaled = _CACHE_SCALE.fullmatch(name)
+        scaled = CACHE_SCALE.fullmatch(name)
         if scaled is not None and int(scaled[1]) < len(layout.layers):
             continue
         if name not in known and _module(name) not in modules:

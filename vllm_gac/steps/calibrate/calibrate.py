@@ -20,7 +20,7 @@ from vllm_gac.compression.measured import (
     metrics_of,
     to_measure,
 )
-from vllm_gac.compression.methods.registry import METHODS, experts_fault, methods_of
+from vllm_gac.compression.methods.registry import METHODS, methods_fault, methods_of
 from vllm_gac.compression.passes import measure_statistics
 from vllm_gac.compression.statistics_file import FORMAT
 from vllm_gac.compression.statistics_writer import StatsFile, stats_file
@@ -140,7 +140,7 @@ def calibrate(
     device = prepare_device(device)
     directory = model_directory(model, revision)
     checkpoint = open_dense(directory)
-    if fault := experts_fault(checkpoint.layout, request.methods):
+    if fault := methods_fault(checkpoint.kept, request.methods):
         raise CheckpointError(f"{directory}: {fault}")
     kept = StatsSpec.to_plan(checkpoint.layout, request.methods)
     files = calibration_texts(directory, texts)
@@ -230,7 +230,11 @@ def _few_tokens(tokens: int, width: int) -> str:
 def work_of(checkpoint: Checkpoint, file: StatsFile, measured: Measured) -> Work:
     """What it takes to measure the statistics `file`."""
     layout = checkpoint.layout
-    weights = (checkpoint.tensors[name] for name in layout.tensors())
+    packed, unpacked = checkpoint.packed, checkpoint.unpacked_dtype
+    weights = (
+        (unpacked if name in packed else DTYPES[checkpoint.tensors[name].dtype], shape)
+        for name, shape in layout.tensors().items()
+    )
     length = measured.sequence_length
     return Work(
         layout=layout,
@@ -240,7 +244,7 @@ def work_of(checkpoint: Checkpoint, file: StatsFile, measured: Measured) -> Work
         probe_tokens=measured.probe_tokens,
         metrics=tuple(measured.metric_sizes(layout)),
         metric_tokens=measured.metric_tokens,
-        weight_bytes=sum(DTYPES[x.dtype].bytes * math.prod(x.shape) for x in weights),
+        weight_bytes=sum(dtype.bytes * math.prod(shape) for dtype, shape in weights),
         file_bytes=file.size,
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from vllm_gac.checkpoint.layer_shards import read_layer_for, read_written_layer
-from vllm_gac.checkpoint.open import TensorReader
+from vllm_gac.checkpoint.open import Checkpoint, TensorReader
 from vllm_gac.compression.devices import home_of
 from vllm_gac.compression.reference_model import Reference, embed
 from vllm_gac.compression.refit import Streams, layer_output, refit_layer
@@ -27,6 +27,7 @@ class Refitting:
     Args:
         model: The dense model.
         layout: What it becomes.
+        checkpoint: The files of the dense model.
         read: Reads the dense model's tensors.
         tokens: The text to refit on, [count, length].
         directory: Where the compressed layers are written.
@@ -36,11 +37,13 @@ class Refitting:
         self,
         model: Reference,
         layout: ModelLayout,
+        checkpoint: Checkpoint,
         read: TensorReader,
         tokens: torch.Tensor,
         directory: Path,
     ) -> None:
         self._model, self._layout, self._read, self._directory = model, layout, read, directory
+        self._checkpoint = checkpoint
         self._tokens = _some(tokens, model.layout.layers[0].intermediate_size)
         self._held: dict[int, Streams] = {}
         # Those that enter and leave a layer, dense and compressed, and those between its halves.
@@ -52,7 +55,8 @@ class Refitting:
     ) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
         """The tensors of compressed layer `index`, and what leaves the dense layer."""
         layer = self._layout.layers[index]
-        return refit_layer(self._model, index, dense, layer, small, self._entering(index))
+        entering, keeps_mlp = self._entering(index), self._checkpoint.kept is not None
+        return refit_layer(self._model, index, dense, layer, small, entering, keeps_mlp)
 
     def unchanged(self, index: int, dense: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """What leaves the dense layer `index`."""
@@ -81,7 +85,7 @@ class Refitting:
             device = self._model.device.type
             weights = read_layer_for(device, before, self._read, made)
             dense = layer_output(self._model, before.layers[made], weights, dense)
-            written = read_written_layer(self._directory, self._layout, made)
+            written = read_written_layer(self._checkpoint, self._directory, self._layout, made)
             small = layer_output(self._model, self._layout.layers[made], written, small)
         return Streams(dense, small)
 

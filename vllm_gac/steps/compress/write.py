@@ -1,6 +1,7 @@
 """Writing the directory of a compressed model: its shards, then the files beside them."""
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from vllm_gac.checkpoint.atomic_files import write_json
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.layer_shards import read_layer_for, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.quantized.formats import KEYS
 from vllm_gac.compression.measured import Measured, shrink_covariances
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
@@ -20,10 +22,13 @@ from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.planning.plan_file import Plan, planned_layout
+from vllm_gac.steps.compress.packed import told_of_packed, unpacked, with_packed
 from vllm_gac.steps.compress.refitting import Refitting
 from vllm_gac.steps.model_card import compressed_card
 from vllm_gac.steps.rewritten import write_files
 from vllm_gac.version import version
+
+logger = logging.getLogger(__name__)
 
 
 def write_compressed(
@@ -40,7 +45,8 @@ def write_compressed(
 
     Shards that exist are not written again. `stats` may be None if nothing shrinks. Layers are
     refitted on what the layers before really give them. The card says what text the model was
-    `calibrated_on`, if that is known.
+    `calibrated_on`, if that is known. Of a quantized model, all but the attention of layers that
+    change is copied as it is.
     """
     dense, layout = checkpoint.layout, planned_layout(checkpoint, plan)
     measured: Measured | None = None
@@ -74,9 +80,15 @@ def write_compressed(
     with checkpoint.reader() as read, torch.inference_mode():
         if stats:
             model = reference(checkpoint, device=device)
-            refitting = Refitting(model, layout, read, tokens, directory)
+            refitting = Refitting(model, layout, checkpoint, read, tokens, directory)
         write_layer_shards(
-            directory, layout, make_layer, read, description="compress", progress=progress
+            directory,
+            layout,
+            lambda index: with_packed(checkpoint, layout, read, index, make_layer(index)),
+            read.as_stored,
+            stored=checkpoint.stored,
+            description="compress",
+            progress=progress,
         )
     source = {
         "tool": f"vllm-gac {version()}",
@@ -96,6 +108,10 @@ def write_compressed(
         "head_dim": layout.cache_head_dim,
         "gac": layout.section(source),
     }
+    if (quantization := checkpoint.quantization) is not None:
+        logger.info("%s", told_of_packed(checkpoint, layout))
+        config = {key: value for key, value in config.items() if key not in KEYS}
+        config["quantization_config"] = quantization.without(unpacked(checkpoint, layout))
     write_json(directory / "plan.json", plan.model_dump(mode="json"))
     card = compressed_card(checkpoint, plan, layout, measured, calibrated_on)
     write_files(checkpoint.directory, directory, config, card)

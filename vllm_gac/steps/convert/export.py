@@ -1,4 +1,4 @@
-"""Write a compressed model as other engines read it: whole heads, and each layer's own widths.
+"""Write a model as other engines read it: whole heads, each layer's own widths, nothing packed.
 
 transformers 5 and ModelOpt read `per_layer_config` in config.json, Puzzletron's tools
 `block_configs`. Both know the number of KV heads and the MLP width of each layer; tensors have the
@@ -16,7 +16,8 @@ import torch
 
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
-from vllm_gac.checkpoint.open import Checkpoint, quantized
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.quantized.formats import KEYS
 from vllm_gac.checkpoint.writer import fingerprint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
@@ -27,7 +28,7 @@ from vllm_gac.steps.model_run import Output, refuse_broken
 from vllm_gac.steps.rewritten import refuse_mixed, write_files
 
 # What config.json no longer says.
-_DROPPED = ("gac", "auto_map", "per_layer_config", "block_configs", "torch_dtype")
+_DROPPED = ("gac", "auto_map", "per_layer_config", "block_configs", "torch_dtype", *KEYS)
 
 
 def export(
@@ -39,6 +40,8 @@ def export(
     progress: bool = True,
 ) -> ModelLayout:
     """Write a model whose heads are whole as transformers and Puzzletron's tools read it.
+
+    What is quantized, in a format that is read, is written as the numbers that it stands for.
 
     Args:
         model: A model directory in any format that can be served, or its id on the Hub.
@@ -81,8 +84,6 @@ def exported_config(source: Checkpoint) -> dict[str, Any]:
         CheckpointError: A layer has what they cannot say; the first one is named.
     """
     raw, layout = source.raw_config, source.layout
-    if packed := quantized(raw, source.directory):
-        raise CheckpointError(packed)
     if (family := FAMILIES[raw["model_type"]]).fused:
         raise CheckpointError(
             f"{source.directory}: other engines read a {family.name} with q, k and v in one "

@@ -17,7 +17,7 @@ from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.steps.calibrate.text import sha256_of, text_files, training_texts
 from vllm_gac.steps.heal.request import HealRequest
 from vllm_gac.steps.model_run import refuse_broken
-from vllm_gac.steps.rewritten import refuse_mixed
+from vllm_gac.steps.rewritten import refuse_mixed, refuse_quantized
 from vllm_gac.texts.token_text import calibration_sequences, vocabulary
 
 # Tokens that are measured: a share of those that are trained on, within limits.
@@ -87,6 +87,7 @@ def _student(directory: Path) -> Checkpoint:
     refuse_broken(student)
     if format == "dense":
         raise CheckpointError(f"{directory}: is dense: nothing was lost that could be healed")
+    refuse_quantized(student, "heal")
     refuse_mixed(student, "heal")
     if student.layout.experts:
         raise CheckpointError(

@@ -21,7 +21,7 @@ from vllm_gac.options import record_of
 from vllm_gac.steps.model_card import repaired_card
 from vllm_gac.steps.model_run import Output, refuse_broken
 from vllm_gac.steps.repair.request import RepairRequest
-from vllm_gac.steps.rewritten import refuse_mixed, write_config_and_tokenizer
+from vllm_gac.steps.rewritten import refuse_mixed, refuse_quantized, write_config_and_tokenizer
 from vllm_gac.version import version
 
 
@@ -72,6 +72,7 @@ def repair(
     output.check()
     _, source = open_any_format(directory)
     refuse_broken(source)
+    refuse_quantized(source, "repair")
     refuse_mixed(source, "repair")
     after = padded_layout(
         source.layout,

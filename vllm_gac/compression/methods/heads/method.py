@@ -48,7 +48,7 @@ class Heads(Method):
     components = ("rotary", "latent", "value")
     # As many query heads as before, but smaller ones.
     replaces = ("query_heads",)
-    suits_experts = True
+    keeps_mlp = True
 
     def measured(self, dense: ModelLayout, value_group: int) -> Iterator[Compressor]:
         """Values, and both forms of keys. Key heads that are normed are not merged."""

@@ -1,0 +1,207 @@
+"""Of a quantized model, keys and values are made smaller, and all else stays as it was packed."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.serving.quantized import scales_of_layers, write_quantized
+from tests.steps.compress.test_compress import write_plan
+from tests.support.command import error
+from tests.support.dense_models import config, write, write_text
+from vllm_gac.checkpoint.open import faults, open_checkpoint
+from vllm_gac.errors import CheckpointError, PlanError
+from vllm_gac.layout.dims import ValueLayout
+from vllm_gac.planning.request import PlanRequest
+from vllm_gac.serving.loading.quantized_checkpoint import check_packed
+from vllm_gac.steps.compress import write as write_module
+from vllm_gac.steps.compress.compress import compress
+from vllm_gac.steps.compress.request import CompressRequest
+from vllm_gac.steps.convert.export import export
+
+SMALL: dict[str, Any] = {
+    "request": CompressRequest(max_tokens=1024, sequence_length=128),
+    "progress": False,
+}
+HEADS = PlanRequest(kv_ratio=0.6, methods=("heads",))
+SCHEMES: dict[str, dict[str, Any]] = {
+    "FP8": {"cache_scales": scales_of_layers(2, "{}_scale")},
+    "FP8_DYNAMIC": {},
+    "FP8_BLOCK": {"block": [16, 16]},
+    "W8A8": {},
+}
+O_PROJ = "model.layers.1.self_attn.o_proj"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture(scope="module", params=SCHEMES)
+def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A quantized model; beside it is the same with the rounded weights in fp32."""
+    directory = tmp_path_factory.mktemp("packed")
+    write(directory / "dense", config())
+    scheme: str = request.param
+    paths = (directory / name for name in ("dense", "packed", "rounded"))
+    write_quantized(*paths, scheme, **SCHEMES[scheme])
+    return directory / "packed"
+
+
+def values(directory: Path) -> dict[str, torch.Tensor]:
+    checkpoint = open_checkpoint(directory)
+    with checkpoint.reader() as read:
+        return {name: read(name) for name in checkpoint.layout.tensors()}
+
+
+def stored(directory: Path) -> dict[str, torch.Tensor]:
+    shards = [load_file(shard) for shard in sorted(directory.glob("*.safetensors"))]
+    return {name: tensor for shard in shards for name, tensor in shard.items()}
+
+
+def section(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    return found["quantization_config"]
+
+
+def test_packed_weights_are_read_as_the_library_reads_them(packed: Path, tmp_path: Path) -> None:
+    assert list(faults(open_checkpoint(packed), finite=True)) == []
+    export(packed, tmp_path / "exported", progress=False)
+    for read in (values(packed), stored(tmp_path / "exported")):
+        torch.testing.assert_close(read, values(packed.with_name("rounded")))
+    assert "quantization_config" not in (tmp_path / "exported" / "config.json").read_text()
+
+
+def test_all_but_attention_stays_as_it_was_packed(packed: Path, text: Path, tmp_path: Path) -> None:
+    for model, out in ((packed, "out"), (packed.with_name("rounded"), "rounded")):
+        done = compress(model, tmp_path / out, HEADS, calibration=[text], **SMALL)
+    assert done.measured is not None
+    small = open_checkpoint(tmp_path / "out")
+    assert list(faults(small, finite=True)) == []
+    check_packed(tmp_path / "out", small.layout, section(tmp_path / "out"))
+    before, after = stored(packed), stored(tmp_path / "out")
+    linears = {f"model.layers.{i}.self_attn.{x}_proj" for i in (0, 1) for x in "qkvo"}
+    assert set(section(tmp_path / "out")["ignore"]) == {*section(packed)["ignore"], *linears}
+    assert section(tmp_path / "out").get("kv_cache_scheme") is None
+    kept = {name: tensor for name, tensor in before.items() if "self_attn" not in name}
+    assert {name for name in after if "self_attn" not in name} == kept.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in kept.items())
+    # In later layers, the refit makes up for what down_proj could not.
+    plain, first = stored(tmp_path / "rounded"), "model.layers.0.self_attn."
+    attention = {name: tensor for name, tensor in after.items() if name.startswith(first)}
+    expected = {name: tensor for name, tensor in plain.items() if name.startswith(first)}
+    torch.testing.assert_close(attention, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_layer_that_keeps_its_dims_is_copied(packed: Path, text: Path, tmp_path: Path) -> None:
+    dense = open_checkpoint(packed).layout
+    changed = replace(dense.layers[0], value=ValueLayout(2, 8))
+    layout = replace(dense, layers=(dense.layers[0], changed))
+    plan = write_plan(tmp_path / "plan.json", packed, layout)
+    compress(packed, tmp_path / "out", plan, calibration=[text], **SMALL)
+    before, after = stored(packed), stored(tmp_path / "out")
+    first = [name for name in before if ".0." in name and not name.endswith(("k_scale", "v_scale"))]
+    assert {name for name in after if ".0." in name} == {*first}
+    assert all(torch.equal(after[name], before[name]) for name in first)
+    assert not any(".0." in name for name in section(tmp_path / "out")["ignore"])
+
+
+def test_a_stopped_run_ends_in_the_same_bytes(
+    packed: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    compress(packed, whole, HEADS, calibration=[text], **SMALL)
+    with monkeypatch.context() as patched:
+        made = write_module.with_packed
+
+        def stop(*arguments: Any) -> Any:
+            if arguments[3] == 1:
+                raise KeyboardInterrupt
+            return made(*arguments)
+
+        patched.setattr(write_module, "with_packed", stop)
+        with pytest.raises(KeyboardInterrupt):
+            compress(packed, out, HEADS, calibration=[text], **SMALL)
+    compress(packed, out, HEADS, calibration=[text], resume=True, **SMALL)
+    for shard in whole.glob("*.safetensors"):
+        assert shard.read_bytes() == (out / shard.name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def fp8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("fp8")
+    write(directory / "dense", config())
+    write_quantized(*(directory / name for name in ("dense", "packed", "rounded")), "FP8_DYNAMIC")
+    return directory / "packed"
+
+
+Change = Callable[[dict[str, torch.Tensor], dict[str, Any]], object]
+DAMAGED: dict[str, tuple[Change, tuple[str, ...]]] = {
+    "no scale": (lambda t, _: t.pop(f"{O_PROJ}.weight_scale"), (f"{O_PROJ}.weight_scale",)),
+    "no weight": (lambda t, _: t.pop(f"{O_PROJ}.weight"), (f"{O_PROJ}.weight",)),
+    "too few scales": (
+        lambda t, _: t.update({f"{O_PROJ}.weight_scale": torch.ones(3, 1)}),
+        (f"{O_PROJ}.weight_scale", "[3, 1]", "[48, 1]"),
+    ),
+    "another type": (
+        lambda t, _: t.update({f"{O_PROJ}.weight": torch.ones(48, 64, dtype=torch.int8)}),
+        (f"{O_PROJ}.weight", "I8", "F8_E4M3"),
+    ),
+    "a stranger": (
+        lambda t, _: t.update({f"{O_PROJ}.weight_g_idx": torch.ones(64)}),
+        (f"{O_PROJ}.weight_g_idx",),
+    ),
+    "infinite": (
+        lambda t, _: t.update({f"{O_PROJ}.weight_scale": torch.full((48, 1), torch.inf)}),
+        (f"{O_PROJ}.weight_scale",),
+    ),
+    "NVFP4": (lambda _, s: s.update(format="nvfp4-pack-quantized"), ("nvfp4-pack-quantized",)),
+    "rotated": (
+        lambda _, s: s.update(transform_config={"config_groups": {"R1": {}}}),
+        ("transform_config",),
+    ),
+    "no groups": (lambda _, s: s.update(config_groups={}), ("config_groups",)),
+    "of another tool": (lambda _, s: s.update(quant_method="modelopt"), ("ModelOpt",)),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_what_cannot_be_read_is_named(case: str, fp8: Path, text: Path, tmp_path: Path) -> None:
+    change, named = DAMAGED[case]
+    shutil.copytree(fp8, tmp_path / "model")
+    tensors, raw = stored(fp8), json.loads((fp8 / "config.json").read_text())
+    for group in raw["quantization_config"]["config_groups"].values():
+        group["format"] = None
+    change(tensors, raw["quantization_config"])
+    save_file(tensors, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    (tmp_path / "model" / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(CheckpointError) as raised:
+        compress(tmp_path / "model", tmp_path / "out", HEADS, calibration=[text], **SMALL)
+    assert all(name in str(raised.value) for name in named), raised.value
+
+
+def test_what_is_not_done_is_one_sentence(
+    fp8: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    for arguments in ((), ("--method", "heads,lowrank")):
+        said = error(capsys, "compress", fp8, "--kv-ratio", ".6", *arguments, "--out", out)
+        assert "--method heads" in said
+        assert "export" in said
+    said = error(capsys, "plan", fp8, "--kv-ratio", ".6", "--method", "heads", "--gpu", "h200")
+    assert "--gpu" in said
+    assert "--method heads" in error(capsys, "calibrate", fp8, "--text", text, "--out", out)
+    assert str(fp8) in error(capsys, "repair", fp8, "--out", out)
+    dense = open_checkpoint(fp8).layout
+    narrow = replace(dense, layers=(replace(dense.layers[0], intermediate_size=64),) * 2)
+    plan = write_plan(tmp_path / "plan.json", fp8, narrow)
+    with pytest.raises(PlanError, match="export"):
+        compress(fp8, out, plan, calibration=[text], **SMALL)
+    assert not out.exists()

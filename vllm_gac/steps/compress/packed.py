@@ -1,0 +1,75 @@
+"""What stays packed of a quantized model, and what does not.
+
+Keys and values are made smaller by other weights of q, k, v and o. In a layer that changes, these
+four are stored in the dtype of the embedding; vLLM needs one type for q, k and v, which it fuses.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from vllm_gac.checkpoint.dtypes import DTYPES
+from vllm_gac.checkpoint.open import Checkpoint, TensorReader
+from vllm_gac.layout.dims import ModelLayout
+
+_ATTENTION = "self_attn."
+_LINEARS = tuple(f"{_ATTENTION}{name}_proj" for name in "qkvo")
+
+
+def with_packed(
+    checkpoint: Checkpoint,
+    layout: ModelLayout,
+    read: TensorReader,
+    index: int,
+    made: Mapping[str, torch.Tensor],
+) -> Mapping[str, torch.Tensor]:
+    """The tensors of compressed layer `index` as they are stored, by their names within the layer.
+
+    Args:
+        checkpoint: The dense model.
+        layout: What it becomes.
+        read: Reads the tensors of the dense model.
+        index: The layer's number.
+        made: Its tensors, none of them packed.
+    """
+    if checkpoint.quantization is None:
+        return made
+    prefix, changes = f"model.layers.{index}.", index in _changed(checkpoint, layout)
+    stored = {}
+    for full_name, _ in layout.layer_tensors(index):
+        name = full_name.removeprefix(prefix)
+        if changes and name.startswith(_ATTENTION):
+            stored[name] = made[name]
+            continue
+        for part in checkpoint.stored(full_name):
+            stored[part.removeprefix(prefix)] = read.as_stored(part)
+    return stored
+
+
+def unpacked(checkpoint: Checkpoint, layout: ModelLayout) -> list[str]:
+    """The linear layers that are packed in `checkpoint`, and not in the model of `layout`."""
+    names = [f"model.layers.{i}.{name}" for i in _changed(checkpoint, layout) for name in _LINEARS]
+    return [name for name in names if f"{name}.weight" in checkpoint.packed]
+
+
+def told_of_packed(checkpoint: Checkpoint, layout: ModelLayout) -> str:
+    """A sentence about what linear layers take that are no longer packed, and what that buys."""
+    before = after = 0
+    shapes = layout.tensors()
+    for name in unpacked(checkpoint, layout):
+        after += math.prod(shapes[f"{name}.weight"]) * checkpoint.unpacked_dtype.bytes
+        for part in checkpoint.stored(f"{name}.weight"):
+            info = checkpoint.tensors[part]
+            before += math.prod(info.shape) * DTYPES[info.dtype].bytes
+    saved = 2 * (checkpoint.layout.kv_elements - layout.kv_elements)
+    return (
+        f"q, k, v and o of {len(_changed(checkpoint, layout))} layers are in "
+        f"{checkpoint.unpacked_dtype.torch_name} now, and take {(after - before) / 1e6:,.0f} MB "
+        f"more; the cache takes {saved:,} bytes less for each token (in 16 bits)"
+    )
+
+
+def _changed(checkpoint: Checkpoint, layout: ModelLayout) -> list[int]:
+    pairs = zip(checkpoint.layout.layers, layout.layers, strict=True)
+    return [index for index, (before, after) in enumerate(pairs) if before != after]
