@@ -26,7 +26,6 @@ from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
 from loadtest.client.client import check_bodies
 from loadtest.client.command import FAILED, HEADERS, INVALID
-from loadtest.client.live_metrics import LiveMetrics, exported
 from loadtest.client.open_loop import Share, replay
 from loadtest.errors import LoadTestError
 from loadtest.runs.access import request_headers, tls_context
@@ -77,12 +76,6 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
     group.add_argument("--key-file", help="holds the key (default: OPENAI_API_KEY)")
     group.add_argument("--ca", help="file of the certificates to believe (default: the system's)")
     group.add_argument("--insecure", action="store_true", help="believe any certificate")
-    group.add_argument(
-        "--metrics-port",
-        type=int,
-        env_var="LOADTEST_METRICS_PORT",
-        help="serve /metrics for Prometheus, process N on this port + N (default: not at all)",
-    )
 
 
 def _free_port() -> int:
@@ -216,7 +209,6 @@ def _replay_share(environment: Environment, schedule: Schedule, target: Target) 
     directory = Path(options.out)
     directory.mkdir(parents=True, exist_ok=True)
     monitor = HealthMonitor(share.index)
-    live = LiveMetrics(target.model, monitor, share.index)
     # Mode "x" never overwrites records of another run. The file is buffered by line, so that a kill
     # loses no finished record.
     path = directory / f"records.{share.index}.jsonl"
@@ -224,12 +216,10 @@ def _replay_share(environment: Environment, schedule: Schedule, target: Target) 
 
         def on_record(record: Record) -> None:
             file.write(to_line(record) + "\n")
-            live.add(record)
             _tell_locust(environment, record)
 
         begin, drain = options.gac_start_at, options.drain
-        with exported(live, options.metrics_port, share.index):
-            replay(schedule, target, share, begin, drain, on_record, _stopped)
+        replay(schedule, target, share, begin, drain, on_record, _stopped)
     write_health(monitor.stop(), directory / f"health.{share.index}.json")
     if isinstance(runner, WorkerRunner):
         runner.send_message("replayed")

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from loadtest.errors import LoadTestError, faults
 from vllm_gac.checkpoint.atomic_files import write_json
 
-NAP = 0.02
+_NAP = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,11 @@ class HealthMonitor:
         p50, p99 = late_at_any_moment(self._late, 50), late_at_any_moment(self._late, 99)
         return ProcessHealth(self._process, cpu / wall, p50, p99, float(max(self._late)))
 
-    def last(self, count: int) -> list[float]:
-        """The seconds by which the last `count` sleeps overran."""
-        return self._late[-count:]
-
     def _watch(self) -> None:
         while not (self._done.is_set() and self._late):
             before = time.perf_counter()
-            time.sleep(NAP)
-            self._late.append(time.perf_counter() - before - NAP)
+            time.sleep(_NAP)
+            self._late.append(time.perf_counter() - before - _NAP)
 
 
 def late_at_any_moment(late: Sequence[float], percent: float) -> float:
@@ -87,7 +83,7 @@ def late_at_any_moment(late: Sequence[float], percent: float) -> float:
         x such that the overruns are more than x from their end for 100 - `percent` % of the time.
     """
     overran = np.sort(np.maximum(np.asarray(late, dtype=np.float64), 0.0))[::-1]
-    allowed = (1 - percent / 100) * (overran.sum() + NAP * len(overran))
+    allowed = (1 - percent / 100) * (overran.sum() + _NAP * len(overran))
     # With the k longest overruns above x, sum(overran[:k]) - k x is the time beyond x.
     counts = np.arange(1, len(overran) + 1)
     return float(max(np.max((np.cumsum(overran) - allowed) / counts), 0.0))

@@ -60,12 +60,6 @@ def rate(counter: str, by: str = "model_name") -> str:
     return f"sum by ({by}) (rate({counter}{{{OF}}}[{NOW}]))"
 
 
-def late(metric: str) -> str:
-    """99th percentile of a histogram of the load-test client."""
-    buckets = f"sum by (model_name, le) (rate({metric}_bucket{{{MODEL}}}[{NOW}]))"
-    return f"histogram_quantile(0.99, {buckets})"
-
-
 LATENCY = (
     Panel(
         "Time to first token",
@@ -285,49 +279,10 @@ COMPRESSION = (
     ),
 )
 
-LOAD_TEST = (
-    Panel(
-        "Sent late",
-        "99th percentile. Above 2.5 ms, or 5 % of the median TTFT, a run is INVALID.",
-        "s",
-        (Query(late("loadtest_send_lag_seconds")),),
-        width=6,
-    ),
-    Panel(
-        "Woke late",
-        "99th percentile, over 15 s, of how late a token would be stamped, as the client is not "
-        "awake. Above 2.5 ms, or 25 % of the median ITL, a run is INVALID.",
-        "s",
-        (Query(f"max by (model_name) (loadtest_wake_lag_seconds{{{MODEL}}})"),),
-        width=6,
-    ),
-    Panel(
-        "Client CPU",
-        "Share of one core, by process. Above 80 % a run is INVALID.",
-        "percentunit",
-        (
-            Query(
-                f"rate(loadtest_cpu_seconds_total{{{MODEL}}}[{NOW}])",
-                "{{model_name}} {{process}}",
-            ),
-        ),
-        width=6,
-    ),
-    Panel(
-        "TTFT, as the client sees it",
-        "99th percentile from when a request was due. What lies above the server's own is the "
-        "network, the front and the client.",
-        "s",
-        (Query(late("loadtest_ttft_seconds")),),
-        width=6,
-    ),
-)
-
 ROWS = {
     "Latency": LATENCY,
     "Throughput": THROUGHPUT,
     "KV cache": KV_CACHE,
     "Queue": QUEUE,
     "Compression": COMPRESSION,
-    "Load-test client": LOAD_TEST,
 }

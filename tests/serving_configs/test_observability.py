@@ -1,4 +1,4 @@
-"""The real Prometheus, with the committed configuration, scrapes a running server and client.
+"""The real Prometheus, with the committed configuration, scrapes a running server.
 
 The server is the compressed demo model behind two API servers, started from the committed
 cpu-demo.yaml. After a little traffic every line of the dashboard and every rule has data.
@@ -21,9 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest.client.live_metrics import LiveMetrics, exported
 from loadtest.client.open_loop import Share, replay
-from loadtest.runs.health import HealthMonitor
 from loadtest.runs.records import Record
 from loadtest.runs.target import Target
 from loadtest.traffic.generate import generate
@@ -83,13 +81,12 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(directory: Path, targets: dict[str, str]) -> Iterator[Prometheus]:
-    """Prometheus as committed, but scraping and evaluating each second, and these targets."""
+def prometheus(directory: Path, target: str) -> Iterator[Prometheus]:
+    """Prometheus as committed, but scraping and evaluating each second, and this target."""
     shutil.copytree(CONFIGS / "prometheus", directory / "prometheus")
     file = directory / "prometheus" / "prometheus.yml"
     config = yaml.safe_load(re.sub(r"(_interval): \d+s", r"\1: 1s", file.read_text()))
-    for job in config["scrape_configs"]:
-        job["static_configs"] = [{"targets": [targets[job["job_name"]]]}]
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
     file.write_text(yaml.safe_dump(config))
     url = f"127.0.0.1:{free_port()}"
     log = directory / "log"
@@ -130,36 +127,22 @@ def watched(
 ) -> Iterator[tuple[Prometheus, list[Record]]]:
     """Prometheus after it has watched some traffic, and the records of that traffic."""
     schedule = generate(load_scenario(find_scenario("smoke"), rate=3, duration=SECONDS))
-    monitor = HealthMonitor(0)
-    live = LiveMetrics("demo", monitor, 0)
     records: list[Record] = []
-
-    def on_record(record: Record) -> None:
-        records.append(record)
-        live.add(record)
-
-    with exported(live, 0) as port:
-        targets = {"vllm": server.url.removeprefix("http://"), "loadtest": f"127.0.0.1:{port}"}
-        with prometheus(tmp_path_factory.mktemp("prometheus"), targets) as running:
-            # A scrape before the first request: rates need two.
-            wait_until(lambda: running.values("sum(up)") == [len(targets)], PATIENCE, "targets")
-            target = Target(server.url, "demo")
-            replay(schedule, target, Share(), time.time(), PATIENCE, on_record)
-            # A scrape after the last.
-            sent = sum(record.completion_tokens or 0 for record in records)
-            wait_until(
-                lambda: running.values("vllm:generation_tokens_total") == [sent],
-                PATIENCE,
-                "the server counts all tokens",
-            )
-            wait_until(
-                lambda: sum(running.values("loadtest_requests_total")) == len(records),
-                PATIENCE,
-                "the client counts all requests",
-            )
-            running.wait_for_rules()
-            yield running, records
-    monitor.stop()
+    address = server.url.removeprefix("http://")
+    with prometheus(tmp_path_factory.mktemp("prometheus"), address) as running:
+        # A scrape before the first request: rates need two.
+        wait_until(lambda: running.values("sum(up)") == [1], PATIENCE, "a scrape")
+        target = Target(server.url, "demo")
+        replay(schedule, target, Share(), time.time(), PATIENCE, records.append)
+        # A scrape after the last.
+        sent = sum(record.completion_tokens or 0 for record in records)
+        wait_until(
+            lambda: running.values("vllm:generation_tokens_total") == [sent],
+            PATIENCE,
+            "the server counts all tokens",
+        )
+        running.wait_for_rules()
+        yield running, records
 
 
 def test_every_line_of_the_dashboard_has_data(watched: tuple[Prometheus, list[Record]]) -> None:
