@@ -29,6 +29,10 @@ BATCH = 4096
 _CPU = torch.device("cpu")
 
 
+def ignore(name: str, x: Tensor) -> None:
+    """Observe nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reference:
     """A model without its weights: its layout, and the few other numbers that it needs.
@@ -149,8 +153,8 @@ def layer_forward(
     layer: LayerLayout,
     weights: Mapping[str, Tensor],
     hidden: Tensor,
-    observe: Observe | None = None,
-    observe_output: Observe | None = None,
+    observe: Observe = ignore,
+    observe_output: Observe = ignore,
 ) -> Tensor:
     """Run one decoder layer: hidden states [batch, tokens, hidden] in and out, positions from 0.
 
@@ -159,10 +163,9 @@ def layer_forward(
     the outputs of all seven linear layers, and of q_norm and k_norm where there are any, as the
     tensors of the autograd graph.
     """
-    observe, seen = observe or ignore, observe_output or ignore
-    attended = attended_values(model, layer, weights, hidden, observe, seen)
-    hidden = hidden + project(weights, "self_attn.o_proj", attended, seen)
-    return after_mlp(model, weights, hidden, observe, seen)
+    attended = attended_values(model, layer, weights, hidden, observe, observe_output)
+    hidden = hidden + project(weights, "self_attn.o_proj", attended, observe_output)
+    return after_mlp(model, weights, hidden, observe, observe_output)
 
 
 def layer_outputs(
@@ -180,66 +183,16 @@ def attended_values(
     layer: LayerLayout,
     weights: Mapping[str, Tensor],
     hidden: Tensor,
-    observe: Observe | None = None,
-    observe_output: Observe | None = None,
+    observe: Observe = ignore,
+    seen: Observe = ignore,
     at: Tensor | None = None,
 ) -> Tensor:
-    """The input of o_proj, [batch, tokens, query_heads * value size]; as `layer_forward`.
+    """The input of o_proj, [batch, tokens, query_heads * value size], by causal attention.
 
-    It is that of the tokens `at` some positions only, if these are given.
+    It is that of the tokens `at` some positions only, if these are given. `seen` observes outputs.
     """
-    observe = observe or ignore
     normed = _rms_norm(hidden, weights["input_layernorm.weight"], model.eps)
     observe("self_attn.q_proj", normed)
-    attended = attention(model, layer, weights, normed, observe_output or ignore, at)
-    observe("self_attn.o_proj", attended)
-    return attended
-
-
-def after_mlp(
-    model: Reference,
-    weights: Mapping[str, Tensor],
-    hidden: Tensor,
-    observe: Observe | None = None,
-    observe_output: Observe | None = None,
-) -> Tensor:
-    """The output of a layer; `hidden` has passed the attention. Experts are not observed."""
-    if model.layout.experts:
-        normed = _rms_norm(hidden, weights["post_attention_layernorm.weight"], model.eps)
-        return hidden + mixed_experts(model.layout.experts, weights, normed)
-    activated = mlp_activations(model, weights, hidden, observe, observe_output)
-    return hidden + project(weights, "mlp.down_proj", activated, observe_output)
-
-
-def mlp_activations(
-    model: Reference,
-    weights: Mapping[str, Tensor],
-    hidden: Tensor,
-    observe: Observe | None = None,
-    observe_output: Observe | None = None,
-) -> Tensor:
-    """The input of down_proj, [batch, tokens, width]; `hidden` has passed the attention."""
-    observe, seen = observe or ignore, observe_output or ignore
-    normed = _rms_norm(hidden, weights["post_attention_layernorm.weight"], model.eps)
-    observe("mlp.gate_proj", normed)
-    gate, up = (project(weights, name, normed, seen) for name in ("mlp.gate_proj", "mlp.up_proj"))
-    activated = silu(gate) * up
-    observe("mlp.down_proj", activated)
-    return activated
-
-
-def attention(
-    model: Reference,
-    layer: LayerLayout,
-    weights: Mapping[str, Tensor],
-    normed: Tensor,
-    seen: Observe,
-    at: Tensor | None = None,
-) -> Tensor:
-    """Causal attention before o_proj: [batch, tokens, query_heads * value size].
-
-    It is that of the queries `at` some positions only, if these are given.
-    """
     batch, length, _ = normed.shape
     asking = normed if at is None else normed[:, at]
     queries = project(weights, "self_attn.q_proj", asking, seen)
@@ -272,7 +225,40 @@ def attention(
         is_causal=mask is None,
         scale=model.layout.score_scale,
     )[..., :size]
-    return attended.transpose(1, 2).reshape(batch, asking.shape[1], -1)
+    attended = attended.transpose(1, 2).reshape(batch, asking.shape[1], -1)
+    observe("self_attn.o_proj", attended)
+    return attended
+
+
+def after_mlp(
+    model: Reference,
+    weights: Mapping[str, Tensor],
+    hidden: Tensor,
+    observe: Observe = ignore,
+    seen: Observe = ignore,
+) -> Tensor:
+    """The output of a layer; `hidden` has passed the attention. Experts are not observed."""
+    if model.layout.experts:
+        normed = _rms_norm(hidden, weights["post_attention_layernorm.weight"], model.eps)
+        return hidden + mixed_experts(model.layout.experts, weights, normed)
+    activated = mlp_activations(model, weights, hidden, observe, seen)
+    return hidden + project(weights, "mlp.down_proj", activated, seen)
+
+
+def mlp_activations(
+    model: Reference,
+    weights: Mapping[str, Tensor],
+    hidden: Tensor,
+    observe: Observe = ignore,
+    seen: Observe = ignore,
+) -> Tensor:
+    """The input of down_proj, [batch, tokens, width]; `hidden` has passed the attention."""
+    normed = _rms_norm(hidden, weights["post_attention_layernorm.weight"], model.eps)
+    observe("mlp.gate_proj", normed)
+    gate, up = (project(weights, name, normed, seen) for name in ("mlp.gate_proj", "mlp.up_proj"))
+    activated = silu(gate) * up
+    observe("mlp.down_proj", activated)
+    return activated
 
 
 def _keys(
@@ -305,16 +291,13 @@ def _norm(
     return normed
 
 
-def project(
-    weights: Mapping[str, Tensor], name: str, x: Tensor, seen: Observe | None = None
-) -> Tensor:
+def project(weights: Mapping[str, Tensor], name: str, x: Tensor, seen: Observe = ignore) -> Tensor:
     """Apply linear `name`, which is stored as one matrix or as factors B @ A."""
     stored = name
     if f"{name}.A.weight" in weights:
         x, stored = linear(x, weights[f"{name}.A.weight"]), f"{name}.B"
     output = linear(x, weights[f"{stored}.weight"], weights.get(f"{stored}.bias"))
-    if seen is not None:
-        seen(name, output)
+    seen(name, output)
     return output
 
 
@@ -353,10 +336,6 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else normed
 
 
-def ignore(name: str, x: Tensor) -> None:
-    """Observe nothing."""
-
-
 def batches(sequences: Tensor, tokens: int = BATCH) -> Iterator[Tensor]:
     """Split [count, length, ...] along its first dimension into pieces of about `tokens` tokens."""
     count = max(1, tokens // max(1, sequences.shape[1]))
@@ -389,11 +368,9 @@ def mixed_experts(
         tokens, place = torch.where(chosen == expert)
         if not len(tokens):
             continue
-        gate, up, down = (weights[f"mlp.experts.{expert}.{x}_proj.weight"] for x in _LINEARS)
+        names = (f"mlp.experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
+        gate, up, down = map(weights.__getitem__, names)
         output = linear(silu(linear(rows[tokens], gate)) * linear(rows[tokens], up), down)
         share = shares[tokens, place, None].to(rows.dtype)
         mixed.index_add_(0, tokens, share * output)
     return mixed.view(normed.shape)
-
-
-_LINEARS = ("gate", "up", "down")

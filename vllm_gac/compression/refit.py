@@ -139,7 +139,7 @@ def _refitted(
     factor = f"{linear}.B.weight" if factorized else f"{linear}.weight"
     small = _cast(model, weights)
     fitted, unseen = (_Moments(small[factor].double()) for _ in range(2))
-    number, limits = 0, _Limits()
+    number, limits = 0, list[torch.Tensor]()
     for states, target in zip(batches(entering), batches(wanted), strict=True):
         states, target = states.to(model.device), target.to(model.device)
         x = half.inputs(half.layer, small, states)
@@ -148,7 +148,10 @@ def _refitted(
             x = apply(x, small[f"{linear}.A.weight"])
         # A token counts no more than a large ordinary one, neither by what it has nor by what it
         # misses.
-        share = limits.clip_weights(x, missing)
+        rows = [x.flatten(0, -2), missing.flatten(0, -2)]
+        limits = limits or [size_limit(row) for row in rows]  # by the first batch
+        each = [clip_weights(row, limit) for row, limit in zip(rows, limits, strict=True)]
+        share = torch.cat(each, 1).amin(1).view(*x.shape[:-1], 1)
         x, missing = share * x, share * missing
         numbers = torch.arange(number, number + len(states))
         held_out = numbers % _HELD_OUT == _HELD_OUT - 1
@@ -161,20 +164,6 @@ def _refitted(
         if (gain := unseen.increase(tried)) < best:
             best, change = gain, tried
     return {} if change is None else {factor: small[factor].double() + change}
-
-
-class _Limits:
-    """How large inputs and what is missing at the output may be, by the first batch."""
-
-    def __init__(self) -> None:
-        self._limits: list[torch.Tensor] = []
-
-    def clip_weights(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """What tokens are multiplied by, [..., 1]."""
-        rows = [tensor.flatten(0, -2) for tensor in tensors]
-        self._limits = self._limits or [size_limit(r) for r in rows]
-        each = [clip_weights(r, limit) for r, limit in zip(rows, self._limits, strict=True)]
-        return torch.cat(each, 1).amin(1).view(*tensors[0].shape[:-1], 1)
 
 
 class _Moments:
