@@ -20,6 +20,7 @@ from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.devices import free_memory, home_of, prepare_device
 from vllm_gac.compression.effort import Work
+from vllm_gac.compression.measured import Measured
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
@@ -99,17 +100,10 @@ def _calibrated(directory: Path, device: str, pattern: str) -> tuple[list[float]
 
 
 def test_hidden_states_stay_on_a_gpu_that_has_room_beside_the_rest() -> None:
-    work = Work(
-        layout=layout_of(DENSE),
-        tokens=1 << 18,
-        covariances=(4096, 14336),
-        sequence_length=512,
-        probe_tokens=1 << 14,
-        metrics=(),
-        metric_tokens=0,
-        weight_bytes=16_000_000_000,
-        file_bytes=0,
-    )
+    said = {"tokens": 1 << 18, "sequence_length": 512, "probe_tokens": 1 << 14, "value_group": 1}
+    kept = {"methods": "heads", "covariances": "self_attn.q_proj,mlp.down_proj"}
+    measured = Measured.of({key: str(value) for key, value in (said | kept).items()})
+    work = Work(layout_of(DENSE), measured, weight_bytes=16_000_000_000, file_bytes=0)
     needed = work.resident_bytes
     assert needed > 16_000_000_000 + work.states_bytes
     assert work.home("cuda:1", 2 * needed) == "cuda:1"

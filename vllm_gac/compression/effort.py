@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from vllm_gac.compression.backward import ROWS
+from vllm_gac.compression.measured import Measured
 from vllm_gac.compression.probes import DRAWS, positions
 from vllm_gac.compression.reference_model import BATCH
 from vllm_gac.layout.dims import ModelLayout
@@ -23,23 +24,13 @@ class Work:
 
     Attributes:
         layout: The dense model's layout.
-        tokens: Tokens of the text that is fitted to.
-        sequence_length: Tokens of a sequence.
-        covariances: The side n of each covariance [n, n] of a layer.
-        probe_tokens: Tokens that probes run on, 0 for none.
-        metrics: The side n of each metric [n, n] of a layer.
-        metric_tokens: Tokens that they are measured on.
+        measured: What is measured of it.
         weight_bytes: Size of the model's weights.
         file_bytes: Size of the statistics file.
     """
 
     layout: ModelLayout
-    tokens: int
-    sequence_length: int
-    covariances: tuple[int, ...]
-    probe_tokens: int
-    metrics: tuple[int, ...]
-    metric_tokens: int
+    measured: Measured
     weight_bytes: int
     file_bytes: int
 
@@ -50,13 +41,14 @@ class Work:
 
         Or the unembedding, and the logits of some tokens with their shares in fp64.
         """
-        layout, largest = self.layout, max(self.covariances, default=0)
-        squares = (*self.covariances, *self.metrics)
-        covariances = 8 * sum(n * n for n in squares) + max(24 * largest**2, self._activations)
+        layout, covariances = self.layout, self.measured.covariance_sizes(self.layout)
+        squares = (*covariances, *self._metrics)
+        largest = max(24 * max(covariances, default=0) ** 2, self._activations)
+        statistics = 8 * sum(n * n for n in squares) + largest
         probed = (DRAWS + 2) * self._gradients // DRAWS // len(layout.layers)
-        layer = 8 * _parameters(layout) + covariances + probed
+        layer = 8 * _parameters(layout) + statistics + probed
         head = layout.vocab_size * (4 * layout.hidden_size + 24 * ROWS)
-        return max(layer, head if self.probe_tokens or self.metrics else 0)
+        return max(layer, head if self.measured.probe_tokens or self._metrics else 0)
 
     @property
     def states_bytes(self) -> int:
@@ -64,17 +56,15 @@ class Work:
 
         Those that enter and leave a layer, or those of all layers and the gradients around one.
         """
-        layers = len(self.layout.layers)
-        backward = max(
-            (layers + 3) * self.metric_tokens, (layers + 1 + 2 * DRAWS) * self.probe_tokens
-        )
-        forward = 2 * (self.tokens + self.probe_tokens)
+        layers, of = len(self.layout.layers), self.measured
+        backward = max((layers + 3) * of.metric_tokens, (layers + 1 + 2 * DRAWS) * of.probe_tokens)
+        forward = 2 * (of.tokens + of.probe_tokens)
         return max(forward, backward) * self._state_bytes
 
     @property
     def copied_bytes(self) -> int:
         """Most bytes in host memory beside hidden states: a covariance that is read or written."""
-        return 4 * max(self.covariances, default=0) ** 2
+        return 4 * max(self.measured.covariance_sizes(self.layout), default=0) ** 2
 
     @property
     def resident_bytes(self) -> int:
@@ -91,9 +81,13 @@ class Work:
     @property
     def disk_bytes(self) -> int:
         """Most bytes on disk: statistics, metrics, gradients, and hidden states around a layer."""
-        metrics = 4 * len(self.layout.layers) * sum(n * n for n in self.metrics)
-        states = 2 * (self.tokens + self.probe_tokens) * self._state_bytes
+        metrics = 4 * len(self.layout.layers) * sum(n * n for n in self._metrics)
+        states = 2 * (self.measured.tokens + self.measured.probe_tokens) * self._state_bytes
         return self.file_bytes + metrics + self._gradients + states
+
+    @property
+    def _metrics(self) -> list[int]:
+        return self.measured.metric_sizes(self.layout)
 
     @property
     def _activations(self) -> int:
@@ -102,15 +96,15 @@ class Work:
         heads = 10 * layout.num_attention_heads + 4 * layout.num_key_value_heads
         width = layout.layers[0].intermediate_size
         numbers = 12 * layout.hidden_size + heads * layout.head_dim + 6 * width
-        return 4 * numbers * max(BATCH, self.sequence_length)
+        return 4 * numbers * max(BATCH, self.measured.sequence_length)
 
     @property
     def _gradients(self) -> int:
         """Bytes of the gradients of all layers."""
-        length = self.sequence_length
+        length = self.measured.sequence_length
         share = len(positions(length)) / length
         layers = len(self.layout.layers)
-        return int(DRAWS * layers * share * self.probe_tokens * self._state_bytes)
+        return int(DRAWS * layers * share * self.measured.probe_tokens * self._state_bytes)
 
     @property
     def _state_bytes(self) -> int:
@@ -121,6 +115,7 @@ def announcement(work: Work, device: str, home: str) -> str:
     """One line about the text, the device, where hidden states stay, the memory and the disk."""
     on_gpu = torch.device(device).type != "cpu"
     where = f"{device} ({torch.cuda.get_device_name(device)})" if on_gpu else "the CPU"
+    tokens = work.measured.tokens
     host, gpu = _PROCESS + work.copied_bytes, work.resident_bytes
     if home == "cpu":
         host, gpu = host + work.states_bytes, work.device_bytes
@@ -129,7 +124,7 @@ def announcement(work: Work, device: str, home: str) -> str:
     else:
         memory = f"{_giga(gpu + host)} GB of memory"
     return (
-        f"calibrating on {where}, {work.tokens:,} tokens{per_channel(work.layout, work.tokens)}: "
+        f"calibrating on {where}, {tokens:,} tokens{per_channel(work.layout, tokens)}: "
         f"takes about {memory} and {_giga(work.disk_bytes)} GB of disk"
     )
 

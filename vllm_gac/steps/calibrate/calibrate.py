@@ -23,7 +23,7 @@ from vllm_gac.compression.measured import (
 from vllm_gac.compression.methods.registry import METHODS, methods_fault, methods_of
 from vllm_gac.compression.passes import measure_statistics
 from vllm_gac.compression.statistics_file import FORMAT
-from vllm_gac.compression.statistics_writer import StatsFile, stats_file
+from vllm_gac.compression.statistics_writer import stats_file
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.runs.workspace import (
@@ -168,11 +168,8 @@ def write_statistics(
     width = checkpoint.layout.layers[0].intermediate_size
     wanted = max(_MIN_TOKENS, ENOUGH * width) if max_tokens is None else max_tokens
     tokens, held = _sequences(checkpoint.directory, texts, sequence_length, wanted)
-    metadata = {
-        **checkpoint.identity,
-        **kept.metadata(tokens, held),
-    }
-    measured, workspace = Measured.of(metadata), partial_of(out)
+    measured = Measured.of({**checkpoint.identity, **kept.metadata(tokens, held)})
+    workspace = partial_of(out)
     if stats_file(out, checkpoint.layout, measured).whole:
         end_workspace(out)
         return
@@ -181,7 +178,13 @@ def write_statistics(
         file = stats_file(workspace / "stats.safetensors", checkpoint.layout, measured)
         if tokens.numel() < _FEW * width and not checkpoint.layout.experts:
             logger.warning(_few_tokens(tokens.numel(), width))
-        work = work_of(checkpoint, file, measured)
+        packed, unpacked = checkpoint.packed, checkpoint.unpacked_dtype
+        weights = (
+            (unpacked if name in packed else DTYPES[checkpoint.tensors[name].dtype], shape)
+            for name, shape in checkpoint.layout.tensors().items()
+        )
+        weight_bytes = sum(dtype.bytes * math.prod(shape) for dtype, shape in weights)
+        work = Work(checkpoint.layout, measured, weight_bytes, file.size)
         home = work.home(device, free_memory(device))
         logger.info(announcement(work, device, home))
         with gpu_memory_told(device):
@@ -224,28 +227,6 @@ def _few_tokens(tokens: int, width: int) -> str:
         f"{tokens:,} tokens are {tokens / width:.1f} for each of an MLP's {width:,} channels; with "
         f"fewer than {_FEW} the model that comes out is clearly worse. Give text of {enough:,} "
         f"tokens or more, about {max(enough * 4 / 1e6, 0.1):.1f} MB, and no smaller --max-tokens"
-    )
-
-
-def work_of(checkpoint: Checkpoint, file: StatsFile, measured: Measured) -> Work:
-    """What it takes to measure the statistics `file`."""
-    layout = checkpoint.layout
-    packed, unpacked = checkpoint.packed, checkpoint.unpacked_dtype
-    weights = (
-        (unpacked if name in packed else DTYPES[checkpoint.tensors[name].dtype], shape)
-        for name, shape in layout.tensors().items()
-    )
-    length = measured.sequence_length
-    return Work(
-        layout=layout,
-        tokens=measured.tokens,
-        sequence_length=length,
-        covariances=tuple(measured.covariance_sizes(layout)),
-        probe_tokens=measured.probe_tokens,
-        metrics=tuple(measured.metric_sizes(layout)),
-        metric_tokens=measured.metric_tokens,
-        weight_bytes=sum(dtype.bytes * math.prod(shape) for dtype, shape in weights),
-        file_bytes=file.size,
     )
 
 
