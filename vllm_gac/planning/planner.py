@@ -250,7 +250,8 @@ def _best_solution(
     solutions = [(problem, problem.solve(losses))]
     methods = {name: method for name in request.methods for method in methods_of([name])}
     if any(method.refines for method in methods.values()):
-        always = [n for n, method in methods.items() if method.refines or method.is_needed(request)]
+        changed = problem.changed_fields
+        always = [n for n, m in methods.items() if m.refines or changed.intersection(m.fields)]
         others = [name for name in methods if name not in always]
         for kept in chain.from_iterable(combinations(others, n) for n in range(len(others))):
             with suppress(PlanError):  # fewer methods may not fit the budgets

@@ -93,6 +93,12 @@ class Problem:
         other._request = replace(self._request, max_loss=max_loss)
         return other
 
+    @property
+    def changed_fields(self) -> set[str]:
+        """The fields of a layer that the request has no plan leave as they are."""
+        dense = self._dense.layers[0]
+        return {name for part in self._parts if dense not in part.layers for name in part.fields}
+
     def check_feasible(self) -> None:
         """Check the budgets before anything is measured.
 

@@ -94,31 +94,15 @@ class Candidates:
     fields: tuple[str, ...] = ()
 
 
-class KeyChoices(Protocol):
-    """What a request says of the form of keys, and of merged heads; None: any number."""
-
-    @property
-    def key_form(self) -> str:
-        """The form of the keys: rotary, latent, or auto for both."""
-
-    @property
-    def key_group(self) -> int | None:
-        """How many key heads become one."""
-
-    @property
-    def value_group(self) -> int | None:
-        """How many value heads become one."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What a plan may choose from, as the planner knows it; `KeyChoices`, too.
+    """What a plan may choose from, as the planner knows it.
 
     Attributes:
         dense: The dense model.
-        key_form: As of `KeyChoices`.
-        key_group: As of `KeyChoices`.
-        value_group: As of `KeyChoices`.
+        key_form: The form of the keys: rotary, latent, or auto for both.
+        key_group: How many key heads become one; None: any number.
+        value_group: How many value heads become one; None: any number.
         tensor_parallel_size: The GPUs that the model is split over.
         together: The linear layers that are chosen together where no half of a layer is: one or
             more.
@@ -208,7 +192,3 @@ class Method(ABC):
     def value_group(self, dense: ModelLayout) -> int:
         """How many value heads it merges into one at most."""
         return 1
-
-    def is_needed(self, choices: KeyChoices) -> bool:
-        """Whether no plan without it has what is asked for."""
-        return False

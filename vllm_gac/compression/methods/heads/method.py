@@ -12,7 +12,6 @@ from vllm_gac.compression.methods.base import (
     Choices,
     Compressor,
     Curve,
-    KeyChoices,
     Method,
     Probe,
 )
@@ -135,12 +134,6 @@ class Heads(Method):
     def value_group(self, dense: ModelLayout) -> int:
         """Two, if the heads of the model can be paired."""
         return max(group for group in MERGEABLE if dense.num_key_value_heads % group == 0)
-
-    def is_needed(self, choices: KeyChoices) -> bool:
-        """Whether attention may not stay as it is: rotary keys, and heads that are not merged."""
-        return choices.key_form == "latent" or not (
-            {choices.key_group, choices.value_group} <= {None, 1}
-        )
 
 
 def attention_candidates(choices: Choices) -> Iterator[LayerLayout]:
