@@ -7,7 +7,7 @@ import torch
 
 from tests.compression.methods.one_layer import OneLayer, one_layer
 from vllm_gac.compression.methods.base import MeasuredLayer
-from vllm_gac.compression.methods.compress_layer import compress_layer
+from vllm_gac.compression.methods.registry import compress_layer
 from vllm_gac.compression.moments import clip_weights, size_limit
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import mlp_activations

@@ -9,7 +9,7 @@ import torch
 from tests.support.exact_models import MODELS, exact_model, random_tokens
 from vllm_gac.compression.backward import entering_states, head_gradients
 from vllm_gac.compression.methods.base import MeasuredLayer
-from vllm_gac.compression.methods.compress_layer import compress_layer
+from vllm_gac.compression.methods.registry import compress_layer
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.probes import (
     measure_gradients,

@@ -12,7 +12,7 @@ from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.compression.measured import HELD, Measured, shrink_covariances, to_measure
 from vllm_gac.compression.methods.base import MeasuredLayer
-from vllm_gac.compression.methods.compress_layer import compress_layer
+from vllm_gac.compression.methods.registry import compress_layer
 from vllm_gac.compression.probes import probes
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.compression.statistics_file import (

@@ -10,8 +10,7 @@ from typing import TypeAlias
 import torch
 
 from vllm_gac.compression.methods.base import MERGEABLE, Compressor
-from vllm_gac.compression.methods.compress_layer import compressors
-from vllm_gac.compression.methods.registry import METHODS, methods_of
+from vllm_gac.compression.methods.registry import METHODS, compressors, methods_of
 from vllm_gac.compression.methods.statistics import (
     NORMED_KEYS,
     QUERY_ENERGY,

@@ -18,8 +18,7 @@ import torch
 
 from vllm_gac.compression.backward import backward
 from vllm_gac.compression.methods.base import MeasuredLayer, Probe
-from vllm_gac.compression.methods.compress_layer import compress_layer
-from vllm_gac.compression.methods.registry import methods_of
+from vllm_gac.compression.methods.registry import compress_layer, methods_of
 from vllm_gac.compression.reference_model import (
     Reference,
     after_mlp,

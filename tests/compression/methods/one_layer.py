@@ -9,7 +9,7 @@ import torch
 from tests.support.dense_models import LLAMA3_ROPE, config, weights
 from vllm_gac.compression.measured import LayerStats
 from vllm_gac.compression.methods.base import MeasuredLayer
-from vllm_gac.compression.methods.compress_layer import compress_layer
+from vllm_gac.compression.methods.registry import compress_layer
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import Reference, layer_forward, reference_of
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout, layout_of

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vllm_gac.compression.methods.base import Method
+    import torch
+
+    from vllm_gac.compression.methods.base import Compressor, MeasuredLayer, Method
+    from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 
 def _heads() -> "Method":
@@ -56,6 +59,23 @@ def methods_of(names: Iterable[str]) -> "Iterator[Method]":
     """The methods of these names, in the order of the registry."""
     named = {*names}
     return (entry.load() for name, entry in METHODS.items() if name in named)
+
+
+def compressors(dense: "ModelLayout", target: "LayerLayout") -> "Iterator[Compressor]":
+    """What makes `target` of a layer of `dense`, in the order of its use."""
+    for method in methods_of(METHODS):
+        yield from method.making(dense, target)
+
+
+def compress_layer(layer: "MeasuredLayer", target: "LayerLayout") -> "dict[str, torch.Tensor]":
+    """The tensors of a layer with the dims of `target`, by their names within the layer.
+
+    Tensors that do not shrink are returned unchanged. The others are fp64, and RoPE tables fp32.
+    Raises PlanError if no method makes `target` from the dense layer.
+    """
+    for compressor in compressors(layer.layout, target):
+        layer = compressor.compress(layer, target)
+    return dict(layer.weights)
 
 
 def usual_methods() -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.quantized.formats import KEYS
 from vllm_gac.compression.measured import Measured, shrink_covariances
 from vllm_gac.compression.methods.base import MeasuredLayer
-from vllm_gac.compression.methods.compress_layer import compress_layer
+from vllm_gac.compression.methods.registry import compress_layer
 from vllm_gac.compression.reference_model import reference
 from vllm_gac.compression.statistics_file import check_stats, read_layer_stats, read_tokens
 from vllm_gac.errors import PlanError
