@@ -1,7 +1,6 @@
 """A/B files, and a complete comparison of two mock servers."""
 
 import json
-import re
 import socket
 import sys
 from pathlib import Path
@@ -59,57 +58,50 @@ def test_shipped_comparisons_are_right(path: Path) -> None:
     assert all("{port}" in (server.command or "") for server in comparison.servers)
 
 
+SMOKE, FAST = "scenario: smoke", "label: fast"
+# What is changed in TEXT, into what, and what the error names.
+WRONG = [
+    (TEXT, "title: x", "traffic"),
+    ("baseline: slow", "baseline: none", "baseline"),
+    (FAST, "label: slow", "labels"),
+    (FAST, "label: ../fast", "servers.1.label"),
+    ("[5, 8]", "[8, 5]", "rates of smoke"),
+    (SMOKE, "scenario: nope", "'nope'"),
+    ("--port {{port}} --itl 0.02", "--itl 0.02", "fast: command has no {port}"),
+    (FAST, "label: fast, url: 'http://h'", "fast: give either"),
+    (FAST, "label: fast, restart: a", "fast: restart"),
+    ("--itl 0.02", "'", "fast: cannot be read"),
+    ("duration: 2", "duration: 1e12", "604800"),
+    (SMOKE, "trace: a, scenario: smoke", "a scenario or a trace"),
+    (SMOKE, "slo: {{ttft: 1}}, scenario: smoke", "slo of smoke"),
+    (SMOKE, "trace: /no", "/no: "),
+    (SMOKE, "prompts: /no, scenario: smoke", "/no: "),
+    ("rates: [6], ", "", "rates of calibration"),
+    ("scenario: calibration", SMOKE, "same name"),
+]
+# What is wrong with a server that runs elsewhere.
+WRONG_REMOTE = [
+    ("url: 'h'", "there: 'h'"),
+    ("url: 'http://h', ca: x", "there: http://h: "),
+    ("url: 'https://h', ca: /no", "there: /no: "),
+    ("url: 'http://h', key_file: /no", "there: /no: "),
+    ('url: "http://h", headers: {{a: "b\\nsecret"}}', "there: header a: "),
+    ("url: 'http://h', environment: {{A: b}}", "there: environment"),
+    ("url: 'http://h', restart: '\"'", "there: cannot be read"),
+]
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("title: x", "traffic: Field required"),
-        (TEXT.replace("baseline: slow", "baseline: none"), "one must be the baseline's"),
-        (TEXT.replace("label: fast", "label: slow"), "labels must differ"),
-        (TEXT.replace("label: fast", "label: ../fast"), "servers.1.label"),
-        (TEXT.replace("[5, 8]", "[8, 5]"), "rates of smoke must ascend"),
-        (TEXT.replace("scenario: smoke", "scenario: nope"), "no scenario 'nope'; there are"),
-        (
-            TEXT.replace("--port {{port}} --itl 0.02", "--itl 0.02"),
-            "fast: command has no {port}",
-        ),
-        (
-            TEXT.replace("label: fast,", "label: fast, url: 'http://h',"),
-            "fast: give either its com",
-        ),
-        (TEXT + REMOTE.format("url: 'h'"), "there: 'h': expected http://HOST:PORT"),
-        (TEXT + REMOTE.format("url: 'http://h', ca: x"), "there: http://h: has no certificate to"),
-        (TEXT + REMOTE.format("url: 'https://h', ca: /no"), "there: /no: no certificates can be"),
-        (TEXT + REMOTE.format("url: 'http://h', key_file: /no"), "there: /no: no key can be read"),
-        (
-            TEXT + REMOTE.format('url: "http://h", headers: {{a: "b\\nsecret"}}'),
-            "there: header a: its",
-        ),
-        (TEXT + REMOTE.format("url: 'http://h', environment: {{A: b}}"), "environment is of a com"),
-        (TEXT.replace("--itl 0.02", "'"), "fast: cannot be read as a shell does"),
-        (
-            TEXT + REMOTE.format("url: 'http://h', restart: '\"'"),
-            "there: cannot be read as a shell",
-        ),
-        (TEXT.replace("label: fast,", "label: fast, restart: a,"), "fast: restart is of a url"),
-        (TEXT.replace("duration: 2", "duration: 1e12"), "less than or equal to 604800"),
-        (
-            TEXT.replace("scenario: smoke", "trace: a, scenario: smoke"),
-            "a scenario or a trace",
-        ),
-        (TEXT.replace("scenario: smoke", "slo: {{ttft: 1}}, scenario: smoke"), "slo of smoke"),
-        (TEXT.replace("scenario: smoke", "trace: /no"), "/no: cannot be read"),
-        (
-            TEXT.replace("scenario: smoke", "prompts: /no, scenario: smoke"),
-            "/no: no prompts can",
-        ),
-        (TEXT.replace("rates: [6], ", ""), "rates of calibration must ascend"),
-        (TEXT.replace("scenario: calibration", "scenario: smoke"), "two have the same name"),
-    ],
+    ("text", "named"),
+    [(TEXT.replace(old, new), named) for old, new, named in WRONG]
+    + [(TEXT + REMOTE.format(there), named) for there, named in WRONG_REMOTE],
 )
-def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, named: str) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(LoadTestError, match=re.escape(message)) as caught:
+    with pytest.raises(LoadTestError) as caught:
         load_comparison(path)
+    assert str(path) in str(caught.value)
+    assert named in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
@@ -120,11 +112,8 @@ def test_a_prediction_counts_every_turn(tmp_path: Path) -> None:
     assert lines[1].endswith("up to 1 of a search: 2 servers x 2 repeats, 16 s of traffic")
     # And 12 clients of 12 s.
     assert lines[2].startswith("about 3 min, and 4 starts of a server with 1 s")
-
-
-def test_a_prediction_speaks_of_no_starts_of_what_runs_elsewhere(tmp_path: Path) -> None:
-    text = TEXT + REMOTE.format("url: 'http://h'")
-    (*_, last) = prediction(load_comparison(written(tmp_path, text))).splitlines()
+    elsewhere = load_comparison(written(tmp_path, TEXT + REMOTE.format("url: 'http://h'")))
+    (*_, last) = prediction(elsewhere).splitlines()
     assert "4 starts of a server, none of the 1 that nobody restarts" in last
 
 
