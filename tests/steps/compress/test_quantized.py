@@ -35,6 +35,9 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "FP8_DYNAMIC": {},
     "FP8_BLOCK": {"block": [16, 16]},
     "W8A8": {},
+    "W4A16": {"group_size": 16},
+    "W4A16_ASYM": {"group_size": 16},
+    "W8A16": {"group_size": 16},
 }
 O_PROJ = "model.layers.1.self_attn.o_proj"
 
@@ -47,9 +50,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=SCHEMES)
 def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A quantized model; beside it is the same with the rounded weights in fp32."""
-    directory = tmp_path_factory.mktemp("packed")
+    return made_by(request.param, tmp_path_factory.mktemp("packed"))
+
+
+def made_by(scheme: str, directory: Path) -> Path:
     write(directory / "dense", config())
-    scheme: str = request.param
     paths = (directory / name for name in ("dense", "packed", "rounded"))
     write_quantized(*paths, scheme, **SCHEMES[scheme])
     return directory / "packed"
@@ -135,48 +140,94 @@ def test_a_stopped_run_ends_in_the_same_bytes(
 
 
 @pytest.fixture(scope="module")
+def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_by("W4A16_ASYM", tmp_path_factory.mktemp("four_bits"))
+
+
+@pytest.fixture(scope="module")
 def fp8(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("fp8")
-    write(directory / "dense", config())
-    write_quantized(*(directory / name for name in ("dense", "packed", "rounded")), "FP8_DYNAMIC")
-    return directory / "packed"
+    return made_by("FP8_DYNAMIC", tmp_path_factory.mktemp("fp8"))
 
 
 Change = Callable[[dict[str, torch.Tensor], dict[str, Any]], object]
-DAMAGED: dict[str, tuple[Change, tuple[str, ...]]] = {
-    "no scale": (lambda t, _: t.pop(f"{O_PROJ}.weight_scale"), (f"{O_PROJ}.weight_scale",)),
-    "no weight": (lambda t, _: t.pop(f"{O_PROJ}.weight"), (f"{O_PROJ}.weight",)),
+
+
+def put(part: str, tensor: torch.Tensor) -> Change:
+    return lambda tensors, _: tensors.update({f"{O_PROJ}.{part}": tensor})
+
+
+def drop(part: str) -> Change:
+    return lambda tensors, _: tensors.pop(f"{O_PROJ}.{part}")
+
+
+def put_weights(**changes: Any) -> Change:
+    return lambda _, section: section["config_groups"]["config_group_0"]["weights"].update(changes)
+
+
+DAMAGED: dict[str, tuple[str, Change, tuple[str, ...]]] = {
+    "no scale": ("fp8", drop("weight_scale"), (f"{O_PROJ}.weight_scale",)),
+    "no weight": ("fp8", drop("weight"), (f"{O_PROJ}.weight",)),
     "too few scales": (
-        lambda t, _: t.update({f"{O_PROJ}.weight_scale": torch.ones(3, 1)}),
+        "fp8",
+        put("weight_scale", torch.ones(3, 1)),
         (f"{O_PROJ}.weight_scale", "[3, 1]", "[48, 1]"),
     ),
     "another type": (
-        lambda t, _: t.update({f"{O_PROJ}.weight": torch.ones(48, 64, dtype=torch.int8)}),
+        "fp8",
+        put("weight", torch.ones(48, 64, dtype=torch.int8)),
         (f"{O_PROJ}.weight", "I8", "F8_E4M3"),
     ),
-    "a stranger": (
-        lambda t, _: t.update({f"{O_PROJ}.weight_g_idx": torch.ones(64)}),
-        (f"{O_PROJ}.weight_g_idx",),
-    ),
+    "a stranger": ("fp8", put("weight_g_idx", torch.ones(64)), (f"{O_PROJ}.weight_g_idx",)),
     "infinite": (
-        lambda t, _: t.update({f"{O_PROJ}.weight_scale": torch.full((48, 1), torch.inf)}),
+        "fp8",
+        put("weight_scale", torch.full((48, 1), torch.inf)),
         (f"{O_PROJ}.weight_scale",),
     ),
-    "NVFP4": (lambda _, s: s.update(format="nvfp4-pack-quantized"), ("nvfp4-pack-quantized",)),
+    "NVFP4": (
+        "fp8",
+        lambda _, section: section.update(format="nvfp4-pack-quantized"),
+        ("nvfp4-pack-quantized",),
+    ),
     "rotated": (
-        lambda _, s: s.update(transform_config={"config_groups": {"R1": {}}}),
+        "fp8",
+        lambda _, section: section.update(transform_config={"config_groups": {"R1": {}}}),
         ("transform_config",),
     ),
-    "no groups": (lambda _, s: s.update(config_groups={}), ("config_groups",)),
-    "of another tool": (lambda _, s: s.update(quant_method="modelopt"), ("ModelOpt",)),
+    "no groups": (
+        "fp8",
+        lambda _, section: section.update(config_groups={}),
+        ("config_groups",),
+    ),
+    "of another tool": (
+        "fp8",
+        lambda _, section: section.update(quant_method="modelopt"),
+        ("ModelOpt",),
+    ),
+    "no zero points": ("four_bits", drop("weight_zero_point"), (f"{O_PROJ}.weight_zero_point",)),
+    "zero points of other rows": (
+        "four_bits",
+        put("weight_zero_point", torch.ones(5, 4, dtype=torch.int32)),
+        (f"{O_PROJ}.weight_zero_point", "[5, 4]", "[6, 4]"),
+    ),
+    "no shape": ("four_bits", drop("weight_shape"), (f"{O_PROJ}.weight_shape",)),
+    "too few words": (
+        "four_bits",
+        put("weight_packed", torch.ones(48, 4, dtype=torch.int32)),
+        (f"{O_PROJ}.weight_packed", "[48, 4]", "[48, 8]"),
+    ),
+    "ordered groups": ("four_bits", put_weights(actorder="group"), ("actorder='group'",)),
+    "three bits": ("four_bits", put_weights(num_bits=3), ("num_bits=3",)),
 }
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_what_cannot_be_read_is_named(case: str, fp8: Path, text: Path, tmp_path: Path) -> None:
-    change, named = DAMAGED[case]
-    shutil.copytree(fp8, tmp_path / "model")
-    tensors, raw = stored(fp8), json.loads((fp8 / "config.json").read_text())
+def test_what_cannot_be_read_is_named(
+    case: str, text: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    scheme, change, named = DAMAGED[case]
+    model: Path = request.getfixturevalue(scheme)
+    shutil.copytree(model, tmp_path / "model")
+    tensors, raw = stored(model), json.loads((model / "config.json").read_text())
     for group in raw["quantization_config"]["config_groups"].values():
         group["format"] = None
     change(tensors, raw["quantization_config"])

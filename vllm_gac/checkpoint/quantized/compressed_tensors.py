@@ -1,7 +1,8 @@
 """The format of the library compressed-tensors, which LLM Compressor writes.
 
 Read are 8-bit weights, floating point (e4m3) or integers, with a scale of the tensor, of each row,
-of groups of a row or of blocks.
+of groups of a row or of blocks; and integers that are packed into words, with a scale, and maybe a
+zero point, of each row or of groups of a row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from vllm_gac.checkpoint.quantized.packing import (
     Part,
     scale_shapes,
     spread,
+    unpack,
+    words,
 )
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 _EIGHT_BITS = {"float": "F8_E4M3", "int": "I8"}
 # Formats whose weights are not packed into words.
 _PLAIN = ("float-quantized", "int-quantized", "naive-quantized")
+_WORDS = "pack-quantized"
+# Bits of packed numbers, of which words are full.
+_PACKED_BITS = (2, 4, 8)
 
 
 class _Section(BaseModel):
@@ -40,6 +46,7 @@ class _Weights(_Section):
     type: str = "int"
     symmetric: bool = True
     strategy: str | None = None
+    actorder: str | bool | None = None
     group_size: int | None = None
     block_structure: tuple[Dim, Dim] | None = None
 
@@ -96,6 +103,46 @@ class EightBits:
         return parts["weight"].float() * scales
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Integers in words of 32 bits, with a scale for each block.
+
+    Attributes:
+        bits: Of one integer.
+        block: What shares a scale: a row, or a group of one.
+        has_zeros: Whether each block has a zero point; else it is the middle.
+    """
+
+    bits: int
+    block: Block
+    has_zeros: bool
+
+    def parts(self, rows: int, columns: int) -> Mapping[str, Part]:
+        """The words, the scales, and the zero points, which are packed down the rows."""
+        shapes = scale_shapes(rows, columns, self.block)
+        parts = {
+            "weight_packed": Part(("I32",), ((rows, words(columns, self.bits)),)),
+            "weight_scale": Part(FLOATS, shapes),
+            "weight_shape": Part(("I64", "I32"), ((2,),)),
+        }
+        if self.has_zeros:
+            shape = words(rows, self.bits), shapes[0][1]
+            parts["weight_zero_point"] = Part(("I32",), (shape,))
+        return parts
+
+    def weight(
+        self, parts: "Mapping[str, torch.Tensor]", rows: int, columns: int
+    ) -> "torch.Tensor":
+        """Numbers above their zero points times their scales, fp32 [rows, columns]."""
+        numbers = unpack(parts["weight_packed"], self.bits, 1)[:, :columns].float()
+        if self.has_zeros:
+            zeros = unpack(parts["weight_zero_point"], self.bits, 0)[:rows]
+            numbers -= spread(zeros.float(), rows, columns, self.block)
+        else:
+            numbers -= 1 << (self.bits - 1)
+        return numbers * spread(parts["weight_scale"].float(), rows, columns, self.block)
+
+
 def read_compressed_tensors(section: Mapping[str, Any], where: str) -> list[Packing]:
     """How the linear layers of a model may be packed, by its `quantization_config`.
 
@@ -127,6 +174,10 @@ def _packing(group: _Group, weights: _Weights, format: str | None, where: str) -
     if block and dtype and format in _PLAIN and weights.symmetric:
         inputs = group.input_activations
         return EightBits(dtype, block, inputs is not None and not inputs.dynamic)
+    is_ordered = weights.actorder in ("group", True)
+    in_words = format == _WORDS and weights.type == "int" and weights.num_bits in _PACKED_BITS
+    if block and block[0] == 1 and in_words and not is_ordered:
+        return Words(weights.num_bits, block, not weights.symmetric)
     raise CheckpointError(
         f"{where}: {sanitize(format)} of {sanitize(weights)} is not read; start from the 16-bit "
         "model"

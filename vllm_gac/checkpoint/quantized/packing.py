@@ -142,6 +142,23 @@ def spread(scales: "torch.Tensor", rows: int, columns: int, block: Block) -> "to
     return scales.repeat_interleave(tall, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
 
 
+def unpack(words: "torch.Tensor", bits: int, axis: int) -> "torch.Tensor":
+    """The numbers, from 0 on, of which 32-bit `words` hold several along `axis` 0 or 1.
+
+    The first number is in the lowest bits. Each has so many `bits`, which divide 32.
+    """
+    import torch
+
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
+    several = words.unsqueeze(axis + 1) >> (shifts if axis else shifts[:, None])
+    return (several & ((1 << bits) - 1)).flatten(axis, axis + 1)
+
+
+def words(count: int, bits: int) -> int:
+    """How many 32-bit words hold `count` numbers of so many `bits`."""
+    return math.ceil(count * bits / 32)
+
+
 def _counts(rows: int, columns: int, block: Block) -> tuple[int, int]:
     """How many blocks there are, one below another and beside another."""
     return math.ceil(rows / (block[0] or rows)), math.ceil(columns / (block[1] or columns))
