@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.dense_models import tokenizer
 from tests.support.model_files import gac_config, tensors_of, write_model
 from vllm_gac.checkpoint.digests import DIGESTS
 from vllm_gac.checkpoint.layer_shards import write_layer_shards
@@ -52,7 +53,7 @@ def model(tmp_path: Path) -> Path:
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(gac_config()))
-    (directory / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1}}}')
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer()))
     write_shards(directory)
     write_index(open_checkpoint(directory))
     assert verify(directory).ok
@@ -102,7 +103,7 @@ WEIGHTS: dict[str, tuple[str, Change]] = {
 }
 FILES: dict[str, tuple[str, Change]] = {
     "softmax scale": ("config.json", edited("config.json", "0.25", "0.26")),
-    "ids": ("tokenizer.json", edited("tokenizer.json", '"a": 0, "b": 1', '"a": 1, "b": 0')),
+    "ids": ("tokenizer.json", edited("tokenizer.json", '"a": 0, "?": 1', '"a": 1, "?": 0')),
     "index": (INDEX_FILE, edited(INDEX_FILE, '"total_size": ', '"total_size": 1')),
 }
 

@@ -332,7 +332,6 @@ def test_the_window_of_a_qwen2_is_that_of_transformers(
             "sliding_window",
         ),
         ({"layer_types": ["sliding_attention"] * 2}, "layer_types"),
-        ({"use_sliding_window": True, "layer_types": ["sliding_attention"]}, "layer_types"),
     ],
 )
 def test_windows_of_a_qwen2_that_are_not_served_are_refused(

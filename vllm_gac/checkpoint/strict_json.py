@@ -58,7 +58,7 @@ def parse_json(
     except GacError:
         raise
     except UnicodeDecodeError as e:
-        raise error(f"{where}: not UTF-8 text (byte {e.start})") from e
+        raise error(f"{where}: not UTF-8 text (byte {e.start}); save it as UTF-8") from e
     except RecursionError as e:
         raise error(f"{where}: JSON is nested too deeply") from e
     except ValueError as e:

@@ -227,15 +227,12 @@ def _windowed_layers(config: Mapping[str, Any]) -> list[bool]:
 
 def _refuse_mixed_windows(config: Mapping[str, Any]) -> None:
     """Refuse a window that only some layers have. vLLM's own Qwen2 and Qwen3 refuse it, too."""
-    kinds, layers = _layer_types(config), config.get("num_hidden_layers")
-    windowed = _windowed_layers(config)
+    kinds, windowed = _layer_types(config), _windowed_layers(config)
     if "sliding_attention" in kinds and not windowed:
         raise ValueError(
             "layer_types: has layers with sliding_attention, but use_sliding_window or "
             "sliding_window says that there is no window; let them agree"
         )
-    if kinds and isinstance(layers, int) and len(kinds) != layers:
-        raise ValueError(f"layer_types: {len(kinds)} layers, num_hidden_layers says {layers}")
     if len(set(windowed)) > 1:
         raise ValueError(
             f"sliding_window: is {config['sliding_window']} in {sum(windowed)} of {len(windowed)} "

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from vllm_gac.checkpoint.digests import Digests, sign_run
+from vllm_gac.checkpoint.engine_files import refuse_unserved
 from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.writer import auxiliary_files, write_index
 from vllm_gac.errors import CheckpointError
@@ -116,6 +117,7 @@ def refuse_broken(source: Checkpoint) -> None:
     """Raise CheckpointError for a model with a fault, or with files that cannot be copied along."""
     for fault in faults(source):
         raise CheckpointError(fault)
+    refuse_unserved(source.directory)
     auxiliary_files(source.directory)
 
 

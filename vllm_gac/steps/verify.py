@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_gac.checkpoint.engine_files import refuse_unserved
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import dtype_warning, faults
 from vllm_gac.errors import CheckpointError
@@ -62,6 +63,7 @@ def verify(
     """
     try:
         _, checkpoint = open_any_format(model_directory(directory, revision))
+        refuse_unserved(checkpoint.directory)
         errors = [sentence(fault) for fault in faults(checkpoint, finite=True, progress=progress)]
     except CheckpointError as e:
         return Verification(False, [str(e)], 0, 0)

@@ -7,14 +7,14 @@ tokenizer.json. Then their tokens may be others than those that the model was tr
 import functools
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vllm_gac.checkpoint.atomic_files import write_json
+from vllm_gac.checkpoint.engine_files import faults_named
 from vllm_gac.checkpoint.headers import version_of
 from vllm_gac.checkpoint.hub import cached_id
 from vllm_gac.checkpoint.locate import refuse_escape
@@ -39,6 +39,7 @@ _SAMPLE = (
     "def put(self, item, block=True):\n    return self.queue[12345:] != 'It isn\\'t'\n\n"
     "  The quick brown fox: naïve café, Straße, 你好, мир! 🙂\t<b>&amp;</b>\r\n"
 )
+_UNUSABLE = "not a usable tokenizer"
 # A user's words, to see what a chat template makes of them.
 _WORDS = "vllmgacwords"
 
@@ -59,7 +60,7 @@ class ModelTokenizer:
 
     def ids(self, text: str, *, begins: bool) -> torch.Tensor:
         """The token ids [n] of `text`, with the leading tokens if it `begins` a document."""
-        with _faults_named(self._model):
+        with faults_named(self._model, _UNUSABLE):
             return torch.tensor(_ids(self._tokenizer, text, begins), dtype=torch.int64)
 
     @functools.cached_property
@@ -230,7 +231,7 @@ def keep_tokens(source: Path, directory: Path) -> None:
 def _fault(model: Path, tokenizer: Any) -> str | None:
     from tokenizers import Tokenizer
 
-    with _faults_named(model):
+    with faults_named(model, _UNUSABLE):
         written = Tokenizer.from_file(str(model / "tokenizer.json"))
         written.no_truncation()
         written.no_padding()
@@ -273,7 +274,7 @@ def _made(model: Path, *_versions: tuple[int, int] | None) -> Any:
     )
     plain = said.get("tokenizer_class") in PLAIN and config.get("model_type") not in NOT_PLAIN
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    with _faults_named(model):
+    with faults_named(model, _UNUSABLE):
         if plain or not config:
             from transformers import PreTrainedTokenizerFast
 
@@ -300,21 +301,6 @@ def _ids(tokenizer: Any, text: str, begins: bool) -> list[int]:
 @functools.cache
 def _warn_once(fault: str) -> None:
     logger.warning("%s", fault)
-
-
-@contextmanager
-def _faults_named(model: Path) -> Iterator[None]:
-    """Turn what transformers and tokenizers raise about a tokenizer into a CheckpointError.
-
-    They raise bare Exceptions, and a BaseException where Rust code panics. Running out of memory
-    is no fault of the tokenizer.
-    """
-    try:
-        yield
-    except (CheckpointError, KeyboardInterrupt, SystemExit, MemoryError, ModuleNotFoundError):
-        raise
-    except BaseException as e:
-        raise CheckpointError(f"{model}: not a usable tokenizer ({sanitize(e, 400)})") from e
 
 
 class _List(list[Any]):

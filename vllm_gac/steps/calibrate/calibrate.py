@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from vllm_gac.checkpoint.dtypes import DTYPES
+from vllm_gac.checkpoint.engine_files import refuse_unserved
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, open_dense
 from vllm_gac.compression.devices import free_memory, gpu_memory_told, prepare_device
@@ -140,6 +141,7 @@ def calibrate(
     device = prepare_device(device)
     directory = model_directory(model, revision)
     checkpoint = open_dense(directory)
+    refuse_unserved(directory)
     if fault := methods_fault(checkpoint.kept, request.methods):
         raise CheckpointError(f"{directory}: {fault}")
     kept = StatsSpec.to_plan(checkpoint.layout, request.methods)

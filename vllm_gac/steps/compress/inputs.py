@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac import demo
+from vllm_gac.checkpoint.engine_files import refuse_unserved
 from vllm_gac.checkpoint.open import Checkpoint, dtype_warning, open_dense
 from vllm_gac.checkpoint.writer import auxiliary_files, fingerprint, size_and_time
 from vllm_gac.compression.measured import covariances_of, making, metrics_of
@@ -66,6 +67,7 @@ class CompressInputs:
             PlanError: The plan is another model's, or the budgets cannot be met.
         """
         checkpoint = open_dense(directory)
+        refuse_unserved(directory)
         auxiliary_files(directory)  # refuses files that cannot be copied before the work begins
         if warning := dtype_warning(checkpoint):
             logger.warning("%s", warning)

@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
+from vllm_gac.checkpoint.engine_files import refuse_unserved
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, dtype_warning, faults, served_dtype
 from vllm_gac.compression.devices import home_of, prepare_device
@@ -111,6 +112,7 @@ def checked(model: Path) -> Checkpoint:
     _, checkpoint = open_any_format(model)
     for fault in faults(checkpoint):
         raise CheckpointError(fault)
+    refuse_unserved(model)
     if warning := dtype_warning(checkpoint):
         logger.warning("%s", warning)
     return checkpoint

@@ -1,0 +1,41 @@
+"""What engines read beside the weights is refused before the work if they would refuse it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import vllm_gac
+from tests.support.model_files import config, write_model
+from vllm_gac.errors import CheckpointError
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", json.dumps(config(hidden_act=None))),
+        ("config.json", json.dumps(config(layer_types=["full_attention"]))),
+        ("config.json", json.dumps(config(eos_token_id="2"))),
+        ("generation_config.json", '{"temperature": NaN}'),
+        ("generation_config.json", '\ufeff{"temperature": 1.0}'),
+        ("tokenizer.json", '{"version": "1.0", "added_tok'),
+    ],
+)
+def test_a_file_that_no_engine_can_read_is_refused(tmp_path: Path, file: str, text: str) -> None:
+    model = write_model(tmp_path / "model", config())
+    assert vllm_gac.verify(model).ok
+    (model / file).write_text(text)
+    (fault,) = vllm_gac.verify(model).faults
+    assert fault.startswith(f"{model / file}: ")
+    out = tmp_path / "out"
+    for refuse in (
+        lambda: vllm_gac.calibrate(model, [], out),
+        lambda: vllm_gac.compress(model, out, vllm_gac.PlanRequest(param_ratio=0.5)),
+        lambda: vllm_gac.repair(model, out),
+        lambda: vllm_gac.evaluate(model, []),
+    ):
+        with pytest.raises(CheckpointError, match=file):
+            refuse()
+    assert not list(tmp_path.glob("out*"))

@@ -1,0 +1,46 @@
+"""What engines read beside the weights, by code that refuses more than our own reading does."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.sanitize import sanitize
+
+
+def refuse_unserved(directory: Path) -> None:
+    """Raise CheckpointError for a config, generation config or tokenizer that no engine can read.
+
+    Without transformers, which comes with vLLM, nothing is checked.
+    """
+    try:
+        from tokenizers import Tokenizer
+        from transformers import AutoConfig, GenerationConfig
+    except ModuleNotFoundError:
+        return
+    readers: dict[str, Callable[[Path], Any]] = {
+        "config.json": lambda path: AutoConfig.for_model(**read_json(path)),
+        "generation_config.json": lambda path: GenerationConfig(**read_json(path)),
+        "tokenizer.json": lambda path: Tokenizer.from_file(str(path)),
+    }
+    for name, read in readers.items():
+        if (path := directory / name).exists():
+            with faults_named(path, "transformers, hence vLLM, cannot use it"):
+                read(path)
+
+
+@contextmanager
+def faults_named(path: Path, fault: str) -> Iterator[None]:
+    """Turn what transformers and tokenizers raise about `path` into a CheckpointError.
+
+    They raise bare Exceptions, and a BaseException where Rust code panics. Running out of memory
+    is no fault of the file.
+    """
+    try:
+        yield
+    except (CheckpointError, KeyboardInterrupt, SystemExit, MemoryError, ModuleNotFoundError):
+        raise
+    except BaseException as e:
+        raise CheckpointError(f"{path}: {fault} ({sanitize(' '.join(str(e).split()), 400)})") from e
