@@ -23,7 +23,8 @@ from vllm_gac.layout.dims import layout_of
 
 A, B = "model.layers.0.mlp.down_proj.A.weight", "model.layers.0.mlp.down_proj.B.weight"
 DENSE = "model.layers.0.mlp.down_proj.weight"
-TABLE = "model.layers.0.self_attn.rope_inv_freq"
+ATTENTION = "model.layers.0.self_attn"
+TABLE = f"{ATTENTION}.rope_inv_freq"
 
 
 @pytest.mark.parametrize("raw", [config(), gac_config()], ids=["dense", "gac"])
@@ -83,6 +84,10 @@ def test_a_tensor_that_is_wrong_in_every_way_yields_every_fault(tmp_path: Path) 
     assert len(refusal(tmp_path).splitlines()) == 4
 
 
+def added(name: str, dtype: str, *shape: int) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({name: (dtype, shape)})
+
+
 def all_retyped(dtype: str) -> Callable[[Tensors], object]:
     return lambda tensors: tensors.update({n: (dtype, shape) for n, (_, shape) in tensors.items()})
 
@@ -102,23 +107,23 @@ WRONG: dict[str, tuple[Callable[[Tensors], object], tuple[str, ...]]] = {
     "a table in BF16": (retyped(TABLE, "BF16"), (TABLE, "F32")),
     "an F16 norm": (retyped("model.norm.weight", "F16"), ("model.norm.weight", "F16")),
     "a dense tensor besides": (
-        lambda tensors: tensors.update({DENSE: ("BF16", (32, 40))}),
+        added(DENSE, "BF16", 32, 40),
         (DENSE, "not part of the model"),
     ),
     "an adapter's tensor": (
-        lambda tensors: tensors.update({f"{A}.lora_A.weight": ("BF16", (1,))}),
+        added(f"{A}.lora_A.weight", "BF16", 1),
         (f"{A}.lora_A.weight", "merge"),
     ),
     "a quantizer's tensor": (
-        lambda tensors: tensors.update({f"{A}_scale": ("BF16", (1,))}),
+        added(f"{A}_scale", "BF16", 1),
         (f"{A}_scale", "16-bit"),
     ),
     "a layer too many": (
-        lambda tensors: tensors.update({"model.layers.2.norm.weight": ("BF16", (32,))}),
+        added("model.layers.2.norm.weight", "BF16", 32),
         ("model.layers.2.norm.weight", "num_hidden_layers", "2"),
     ),
     "a name that clears the screen": (
-        lambda tensors: tensors.update({"\x1b[2J\nok": ("BF16", (1,))}),
+        added("\x1b[2J\nok", "BF16", 1),
         (r"\x1b[2J\nok",),
     ),
 }
@@ -177,30 +182,23 @@ def test_a_head_that_is_missing_or_not_the_embedding_is_told(tmp_path: Path) -> 
 # ---- what must not be refused ----------------------------------------------------------------
 
 
-def test_what_every_engine_skips_is_no_fault(tmp_path: Path) -> None:
-    raw = config(tie_word_embeddings=True)
+TIED = config(tie_word_embeddings=True)
 
-    def change(tensors: Tensors) -> None:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = ("F32", (8,))
 
+@pytest.mark.parametrize(
+    ("raw", "change"),
+    [
+        pytest.param(TIED, added("lm_head.weight", "BF16", 64, 32), id="a tied head"),
+        pytest.param(config(), added(f"{ATTENTION}.rotary_emb.inv_freq", "F32", 8), id="RoPE"),
+        pytest.param(config(), retyped("model.norm.weight", "F32"), id="a norm in F32"),
+        pytest.param(gac_config(), reshaped(TABLE, 1, 6), id="one table for all heads"),
+        pytest.param(config(auto_map={"AutoModel": "evil.Model"}), dict, id="remote code"),
+    ],
+)
+def test_what_is_no_fault(
+    raw: dict[str, Any], change: Callable[[Tensors], object], tmp_path: Path
+) -> None:
     write_model(tmp_path, raw, change)
-    assert list(faults(open_checkpoint(tmp_path))) == []
-
-
-def test_norms_in_f32_beside_16_bit_weights_are_no_fault(tmp_path: Path) -> None:
-    write_model(tmp_path, config(), retyped("model.norm.weight", "F32"))
-    assert list(faults(open_checkpoint(tmp_path))) == []
-
-
-def test_frequencies_that_all_heads_share_may_be_stored_once(tmp_path: Path) -> None:
-    write_model(tmp_path, gac_config(), reshaped(TABLE, 1, 6))
-    assert list(faults(open_checkpoint(tmp_path))) == []
-
-
-def test_remote_code_and_unknown_keys_of_a_config_are_ignored(tmp_path: Path) -> None:
-    raw = config(auto_map={"AutoModel": "evil.Model"}, pretraining_tp=1)
-    write_model(tmp_path, raw)
     (tmp_path / "evil.py").write_text("raise SystemExit(1)")
     assert list(faults(open_checkpoint(tmp_path))) == []
 
