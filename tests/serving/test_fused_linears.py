@@ -13,7 +13,7 @@ from vllm.model_executor.model_loader import reload
 
 from vllm_gac.kernels import silu_mul
 from vllm_gac.kernels.skinny_gemm import launch as kernel
-from vllm_gac.serving.model import fused_linears
+from vllm_gac.serving.model import fused_linears, linear
 from vllm_gac.serving.model.fused_linears import FusedLinears
 from vllm_gac.serving.model.linear import LowRankLinear, UpFactor, project, project_gated
 
@@ -57,8 +57,39 @@ def test_a_linear_is_plain_if_it_only_multiplies_by_its_weight(
     config.lora_config = change.get("lora")
     method = change.get("method", UnquantizedLinearMethod)
     with set_current_vllm_config(config):
-        linear: Any = SimpleNamespace(quant_method=method(), bias=change.get("bias"))
-        assert fused_linears.is_plain(linear) == (not change and not settings)
+        made: Any = SimpleNamespace(quant_method=method(), bias=change.get("bias"))
+        assert fused_linears.is_plain(made) == (not change and not settings)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "lora", "quant_config", "fused"),
+    [
+        ((96, 64, 72), None, None, ["q_proj.A", "k_proj.A", "v_proj.A"]),
+        ((96, None, 40), None, None, ["q_proj.A", "v_proj.A"]),
+        ((None, 64, None), None, None, []),
+        ((96, 61, 40), None, None, []),  # rows that do not begin on 16 bytes
+        ((96, 64, 72), LoRAConfig(max_lora_rank=8), None, []),
+        ((96, 64, 72), None, "a quantizer's list of what it skipped, by name", []),
+    ],
+)
+def test_down_factors_of_an_input_are_fused_if_aligned_and_not_told_apart(
+    ranks: tuple[int | None, ...],
+    lora: Any,
+    quant_config: Any,
+    fused: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("ColumnParallelLinear", "MergedColumnParallelLinear", "ReplicatedLinear"):
+        monkeypatch.setattr(linear, name, lambda *_, **__: _Linear(8, 8))
+    names = ("q_proj", "k_proj", "v_proj")
+    by_name = {name: rank for name, rank in zip(names, ranks, strict=True) if rank is not None}
+    config = VllmConfig()
+    config.lora_config = lora
+    with set_current_vllm_config(config):
+        shards = linear.add_column_parallel(
+            nn.Module(), dict.fromkeys(names, (512, 256)), by_name, False, quant_config, "attention"
+        )
+    assert shards == {name: ("down_factors", shard) for shard, name in enumerate(fused)}
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,49 +72,21 @@ PACKED, PLAIN, MODELOPT = (
 )
 
 
-@dataclass(frozen=True)
-class Case:
-    """A quantized model, and by how much of their spread its logprobs may differ from those of its
-    rounded weights. Static FP8 rounds inputs, too."""
-
-    scheme: str
-    noise: float
-    layers: Sequence[dict[str, Any]] = tuple(ALIGNED)
-    linears: tuple[str, ...] = (PACKED,)
-    group_size: int | None = None
-    left_alone: str = "lm_head"
-    cache_scales: str | None = None  # one for each "layer", or one for each "head"
-
-
-CASES = [
-    Case("W4A16_ASYM", 0.02, group_size=32, cache_scales="layer"),
-    Case("W4A16", 0.02, group_size=32, cache_scales="head"),
-    Case("FP8", 0.2, cache_scales="layer"),
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.scheme}-{case.cache_scales}")
+@pytest.mark.parametrize(
+    ("scheme", "noise", "by_head"),
+    [("W4A16_ASYM", 0.02, False), ("W4A16", 0.02, True), ("FP8", 0.2, False)],
+)
 def test_what_llm_compressor_packs_scores_text_as_its_rounded_weights(
-    case: Case, tmp_path: Path
+    scheme: str, noise: float, by_head: bool, tmp_path: Path
 ) -> None:
+    """Logprobs differ by less than `noise` of their spread. Static FP8 rounds inputs, too."""
     model, *written = (tmp_path / name for name in ("model", "packed", "rounded"))
-    layout = write_model(model, list(case.layers))
-    scales: dict[str, torch.Tensor] = {}
-    if case.cache_scales is not None:
-        by_layer = scales_of_layers(len(case.layers), "{}_scale")
-        scales = by_layer if case.cache_scales == "layer" else scales_by_head(layout)
-    write_quantized(
-        model,
-        *written,
-        case.scheme,
-        left_alone=case.left_alone,
-        group_size=case.group_size,
-        cache_scales=scales,
-    )
-    packed = _assert_scored_as_rounded(*written, case)
-    if not scales:
-        return
+    layout = write_model(model, ALIGNED)
+    scales = scales_by_head(layout) if by_head else scales_of_layers(len(ALIGNED), "{}_scale")
+    group_size = None if scheme == "FP8" else 32
+    write_quantized(model, *written, scheme, group_size=group_size, cache_scales=scales)
+    packed = _assert_scored_as_rounded(*written, noise, PACKED)
     for index, layer_scales in enumerate(packed["cache_scales"]):
         names = [f"model.layers.{index}.self_attn.{kind}_scale" for kind in "kv"]
         expected = torch.cat([scales[name].flatten() for name in names])
@@ -252,17 +223,17 @@ def test_modelopts_fp8_scores_text_as_its_rounded_weights(inline: bool, tmp_path
     write_model(model, ALIGNED)
     scales = scales_of_layers(len(ALIGNED), "{}_proj.{}_scale")
     write_modelopt_fp8(model, *written, scales, inline)
-    case = Case("ModelOpt", 0.2, linears=(MODELOPT,), cache_scales="layer")
-    _assert_scored_as_rounded(*written, case)
+    _assert_scored_as_rounded(*written, 0.2, MODELOPT)
 
 
-def _assert_scored_as_rounded(packed: Path, rounded: Path, case: Case) -> dict[str, Any]:
+def _assert_scored_as_rounded(
+    packed: Path, rounded: Path, noise: float, linears: str
+) -> dict[str, Any]:
     """Compare engines with both models. Returns what that of `packed` says."""
-    options = OPTIONS if case.cache_scales is None else IN_16_BITS
-    models = [(str(model), options) for model in (packed, rounded)]
+    models = [(str(model), IN_16_BITS) for model in (packed, rounded)]
     actual, expected = each_in_engine_process(_logprobs, models)
-    assert actual["linears"] == list(case.linears)
-    _assert_close(actual["logprobs"], expected["logprobs"], case.noise)
+    assert actual["linears"] == [linears]
+    _assert_close(actual["logprobs"], expected["logprobs"], noise)
     answered: dict[str, Any] = actual
     return answered
 

@@ -9,29 +9,11 @@ from vllm.transformers_utils.config import HFConfigParser
 
 from tests.importers.layer_models import heterogeneous
 from tests.importers.tools import write
-from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.stubs import ModelConfigStub, stream
 from tests.support.dense_models import config
 from vllm_gac import demo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.serving.config.parser import GacConfigParser
-from vllm_gac.serving.gac_config import GacConfig
-
-
-def test_a_gac_model_gets_a_config_with_its_layouts(tmp_path: Path) -> None:
-    layout = write_model(tmp_path, HETEROGENEOUS[:2])
-    raw, parsed = GacConfigParser().parse(tmp_path, trust_remote_code=False, revision=None)
-    assert isinstance(parsed, GacConfig)
-    assert parsed.stored == layout
-    assert raw["architectures"] == ["GacLlamaForCausalLM"]
-
-
-def test_a_gac_model_whose_config_is_not_well_formed_is_refused(tmp_path: Path) -> None:
-    write_model(tmp_path, HETEROGENEOUS[:2])
-    text = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(text.replace("{", '{"hidden_size": 1, ', 1))
-    with pytest.raises(CheckpointError, match="hidden_size"):
-        GacConfigParser().parse(tmp_path, trust_remote_code=False)
 
 
 def test_everything_else_goes_to_the_previous_parser(
