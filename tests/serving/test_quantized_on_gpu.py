@@ -36,6 +36,7 @@ QWEN3 = [
     layer(("rotary", 4, 48), (4, 48), 512),
     layer(("rotary", 4, 64), (4, 64), 512),
 ]
+PACKED = "CompressedTensorsLinearMethod"
 DENSE = [layer(("rotary", 4, 64), (4, 64), 512)] * 3
 # The largest number of a head whose mean square is 1 is below 8; 448 is FP8's largest.
 SCALE = 8 / 448
@@ -47,55 +48,41 @@ BF16_NOISE, FP8_NOISE = 0.05, 0.2
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("scheme", ["W4A16", "W4A16_ASYM", "FP8_DYNAMIC"])
+@pytest.mark.parametrize(
+    ("scheme", "linears", "layers", "by_head"),
+    [
+        *(
+            (scheme, PACKED, LLAMA, False)
+            for scheme in ("W4A16", "W4A16_ASYM", "FP8_DYNAMIC", "FP8")
+        ),
+        ("ModelOpt", "ModelOptLinearMethod", LLAMA, False),
+        ("W4A16", PACKED, LLAMA, True),
+        ("W4A16", PACKED, DENSE, True),  # our attention in vLLM's own model
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_a_quantized_model_needs_and_gets_the_scales_of_its_cache(
-    scheme: str, tmp_path: Path
+    scheme: str, linears: str, layers: list[dict[str, Any]], by_head: bool, tmp_path: Path
 ) -> None:
-    packed, rounded = _packed(tmp_path, LLAMA, scheme, SMALL_KEYS, LARGE_VALUES)
-    answered = in_engine_process(_answers, str(packed), GPU_OPTIONS)
-    assert answered["linears"] == ["CompressedTensorsLinearMethod"]
-    expected = pytest.approx([SCALE * SMALL_KEYS, SCALE * LARGE_VALUES])
-    assert answered["scales"] == [expected] * len(LLAMA)
-    _assert_close(answered, rounded, FP8_NOISE)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("layers", [LLAMA, DENSE], ids=["gac", "dense"])
-def test_every_head_needs_and_gets_its_own_scales(
-    layers: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    """In layers whose heads differ in number, and by our attention in vLLM's own model."""
-    packed, rounded = _packed(tmp_path, layers, "W4A16", SMALL_KEYS, LARGE_VALUES, by_head=True)
+    """Those of all heads, or of each in layers whose heads differ in number."""
+    # Fused linears share a static scale, so keys and values are then as large as queries.
+    factors = (1, 1) if scheme in ("FP8", "ModelOpt") else (SMALL_KEYS, LARGE_VALUES)
+    packed, rounded = _packed(tmp_path, layers, scheme, *factors, by_head)
     options = GPU_OPTIONS
     if layers is DENSE:
         options = options | {"load_format": "auto", "attention_backend": "GAC"}
         for model in (packed, rounded):
             _call_dense(model)
     answered = in_engine_process(_answers, str(packed), options)
+    assert answered["linears"] == [linears]
     for made, scales in zip(layers, answered["scales"], strict=True):
-        keys, values = _factors(made, SMALL_KEYS, LARGE_VALUES, by_head=True)
-        assert scales == pytest.approx((SCALE * torch.cat([keys, values])).tolist())
+        keys, values = _factors(made, *factors, by_head)
+        expected = SCALE * (torch.cat([keys, values] if by_head else [keys[:1], values[:1]]))
+        if scheme == "ModelOpt":  # whose scales of the cache vLLM keeps in the model's dtype
+            expected = expected.bfloat16().float()
+        assert scales == pytest.approx(expected.tolist())
     if layers is DENSE:
         assert answered["attention"] == ["GacImpl"]
-    _assert_close(answered, rounded, FP8_NOISE)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("scheme", "linears"),
-    [("FP8", "CompressedTensorsLinearMethod"), ("ModelOpt", "ModelOptLinearMethod")],
-)
-def test_static_fp8_answers_as_its_rounded_weights(
-    scheme: str, linears: str, tmp_path: Path
-) -> None:
-    """Fused linears share a scale, so keys and values are as large as queries."""
-    packed, rounded = _packed(tmp_path, LLAMA, scheme, 1, 1)
-    answered = in_engine_process(_answers, str(packed), GPU_OPTIONS)
-    assert answered["linears"] == [linears]
-    # vLLM keeps ModelOpt's scales of the cache in the model's dtype.
-    kept = torch.bfloat16 if scheme == "ModelOpt" else torch.float32
-    scale = float(torch.tensor(SCALE, dtype=kept))
-    assert answered["scales"] == [pytest.approx([scale, scale])] * len(LLAMA)
     _assert_close(answered, rounded, FP8_NOISE)
 
 
@@ -118,8 +105,7 @@ def _packed(
     scheme: str,
     keys: float,
     values: float,
-    by_head: bool = False,
-    **config: Any,
+    by_head: bool,
 ) -> tuple[Path, Path]:
     """A quantized model with scales of its cache, and the same model with rounded weights.
 
@@ -130,10 +116,9 @@ def _packed(
         keys: What its keys are multiplied by, and its queries divided by.
         values: The same of values, and of o_proj.
         by_head: Whether each head has another factor, and a scale of its own.
-        config: What its config.json says beside.
     """
     model, packed, rounded = (directory / name for name in ("model", "packed", "rounded"))
-    write_model(model, layers, **config)
+    write_model(model, layers)
     tensors, scales = load_file(model / "model.safetensors"), {}
     for index, made in enumerate(layers):
         prefix = f"model.layers.{index}.self_attn."
@@ -216,12 +201,7 @@ def _answers(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _assert_close(actual: dict[str, Any], directory: Path, noise: float) -> None:
-    errors = _errors(actual, directory)
-    assert 0 < max(errors) < noise, errors
-
-
-def _errors(actual: dict[str, Any], directory: Path) -> list[float]:
-    """Mean errors of logprobs, in parts of their spread: of prompts, and of each round of answers.
+    """Check mean errors of logprobs, in parts of their spread: of prompts, of each round of answers.
 
     `directory` holds the model as it should answer.
     """
@@ -244,5 +224,5 @@ def _errors(actual: dict[str, Any], directory: Path) -> list[float]:
                 for row, step in zip(rows, top, strict=True):
                     pairs[i] += [(logprob, float(row[int(t)])) for t, logprob in step.items()]
     spread = torch.tensor(pairs[0])[:, 1].std()
-    differences = [torch.tensor(pair).diff().abs().mean() / spread for pair in pairs]
-    return [float(difference) for difference in differences]
+    errors = [float(torch.tensor(pair).diff().abs().mean() / spread) for pair in pairs]
+    assert 0 < max(errors) < noise, errors

@@ -16,6 +16,7 @@ from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.serving.attention import prefill
 from vllm_gac.serving.attention.prefill import (
+    PrefillBatch,
     PrefillLayer,
     prefill_attention,
     prefill_batch,
@@ -24,6 +25,7 @@ from vllm_gac.serving.attention.prefill import (
 from vllm_gac.serving.attention.prefill_kernels import (
     ContextLayout,
     attend,
+    installed_gpu,
     kernel_bytes,
 )
 from vllm_gac.serving.attention.prefill_memory import prefill_bytes, row_bytes, tokens_at_once
@@ -258,6 +260,31 @@ def test_the_run_that_vllm_measures_allocates_what_prefill_may_need(
     assert held.now == 0
 
 
+def on_a_gpu(
+    layer: PrefillLayer, count: int, new: int, length: int, max_tokens: int = 0
+) -> tuple[list[torch.Tensor], PrefillBatch, torch.Tensor]:
+    """Query, key, value, cache; `count` sequences that share the pages of `length`; and an output.
+
+    Skips the test where the layer's kernel is not there, and on other GPUs than Hopper.
+    """
+    gpu = installed_gpu()
+    if layer.kernel not in gpu.installed or gpu.capability[0] != 9:
+        pytest.skip(f"{layer.kernel} on Hopper")
+    torch.manual_seed(0)
+    g, pages, tokens = layer.geometry, -(-length // BLOCK), count * new
+    shapes = (
+        (tokens, g.query_heads, g.query_size),
+        (tokens, g.value_heads, g.key_width),
+        (tokens, g.value_heads, g.value_size),
+        (pages, g.value_heads, BLOCK, g.key_width + g.value_size),
+    )
+    tensors = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for shape in shapes]
+    table = torch.arange(pages, dtype=torch.int32, device="cuda").expand(count, -1).contiguous()
+    starts, lengths = torch.arange(count + 1) * new, torch.full((count,), length)
+    batch = prefill_batch(starts, lengths, lengths.int().cuda(), table, max_tokens)
+    return tensors, batch, tensors[0].new_empty(tokens, g.query_heads, g.value_size)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("geometry", "kernel", "new"),
@@ -265,29 +292,16 @@ def test_the_run_that_vllm_measures_allocates_what_prefill_may_need(
 )
 def test_memory_stays_in_bounds_on_a_gpu(geometry: CacheGeometry, kernel: str, new: int) -> None:
     """20 sequences share the pages of 50,000 tokens; each gets the same result as alone."""
-    from vllm_gac.serving.attention.prefill_kernels import installed_gpu
-
-    if kernel not in installed_gpu().installed or installed_gpu().capability[0] != 9:
-        pytest.skip(f"{kernel} on Hopper")
-    torch.manual_seed(0)
-    g, count, past = geometry, 20, 50_000
-    options = {"dtype": torch.bfloat16, "device": "cuda"}
     latent = None
-    if g is LATENT:
+    if geometry is LATENT:
         inv_freq = 5e5 ** -(torch.arange(64, device="cuda") / 64)
-        latent = LatentKeys(torch.randn(8, 128, 64, **options) / 8, inv_freq[None])
-    layer = PrefillLayer(g, kernel, (9, 0), 0.1, latent=latent)
-    lengths = torch.full((count,), past + new)
-    pages = -(-(past + new) // BLOCK)
-    cache = torch.randn(pages, g.value_heads, BLOCK, g.key_width + g.value_size, **options)
-    table = torch.arange(pages, dtype=torch.int32, device="cuda").expand(count, -1).contiguous()
-    query = torch.randn(count * new, g.query_heads, g.query_size, **options)
-    key = torch.randn(count * new, g.value_heads, g.key_width, **options)
-    value = torch.randn(count * new, g.value_heads, g.value_size, **options)
-    output = torch.empty(count * new, g.query_heads, g.value_size, **options)
-    max_tokens = 1 << 17
-    starts = torch.arange(count + 1) * new
-    batch = prefill_batch(starts, lengths, lengths.int().cuda(), table, max_tokens)
+        up = torch.randn(8, 128, 64, dtype=torch.bfloat16, device="cuda") / 8
+        latent = LatentKeys(up, inv_freq[None])
+    layer = PrefillLayer(geometry, kernel, (9, 0), 0.1, latent=latent)
+    count, max_tokens = 20, 1 << 17
+    (query, key, value, cache), batch, output = on_a_gpu(
+        layer, count, new, 50_000 + new, max_tokens
+    )
     assert len(batch.parts) == 10
     prefill_attention(layer, query, key, value, cache, batch, output)
     expected = output.clone()
@@ -299,7 +313,10 @@ def test_memory_stays_in_bounds_on_a_gpu(geometry: CacheGeometry, kernel: str, n
     held = torch.cuda.max_memory_allocated() - before
     assert held <= prefill_bytes(layer, count * new, max_tokens, False, torch.bfloat16)
     assert torch.cuda.memory_reserved() < 2 * held + before + (64 << 20)
-    alone = prefill_batch(torch.tensor([0, new]), lengths[:1], lengths[:1].int().cuda(), table[:1])
+    length = torch.tensor([50_000 + new])
+    alone = prefill_batch(
+        torch.tensor([0, new]), length, length.int().cuda(), batch.block_table[:1]
+    )
     for i in (0, count - 1):
         rows = slice(i * new, (i + 1) * new)
         part = torch.empty_like(output[rows])
@@ -312,25 +329,11 @@ def test_memory_stays_in_bounds_on_a_gpu(geometry: CacheGeometry, kernel: str, n
 @pytest.mark.parametrize("heads", [(32, 8), (8, 1)])
 def test_split_contexts_of_many_short_sequences_on_a_gpu(heads: tuple[int, int]) -> None:
     """FlashAttention 3 reads pages in a step of 200 sequences with 32 new tokens each."""
-    from vllm_gac.serving.attention.prefill_kernels import installed_gpu
-
-    if "FA3" not in installed_gpu().installed or installed_gpu().capability[0] != 9:
-        pytest.skip("FA3 on Hopper")
-    g = CacheGeometry(heads[0], 96, heads[1], 96, heads[1], 96)
-    count, new, length = 200, 32, 5_000
-    options = {"dtype": torch.bfloat16, "device": "cuda"}
-    layer, lengths = layer_of(g, "FA3"), torch.full((count,), length)
-    cache = torch.randn(-(-length // BLOCK), g.value_heads, BLOCK, 192, **options)
-    table = torch.arange(len(cache), dtype=torch.int32, device="cuda").expand(count, -1)
-    query = torch.randn(count * new, g.query_heads, 96, **options)
-    key, value = torch.randn(2, count * new, g.value_heads, 96, **options)
-    output = torch.empty_like(query)
-    batch = prefill_batch(
-        torch.arange(count + 1) * new, lengths, lengths.int().cuda(), table.contiguous()
-    )
+    layer = layer_of(CacheGeometry(heads[0], 96, heads[1], 96, heads[1], 96), "FA3")
+    tensors, batch, output = on_a_gpu(layer, 200, 32, 5_000)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    prefill_attention(layer, query, key, value, cache, batch, output)
+    prefill_attention(layer, *tensors, batch, output)
     held = torch.cuda.max_memory_allocated() - before
-    reserved = prefill_bytes(layer, count * new, 0, quantized=False, dtype=torch.bfloat16)
+    reserved = prefill_bytes(layer, 200 * 32, 0, quantized=False, dtype=torch.bfloat16)
     assert held <= reserved + MIB  # 1 MiB for the kernel's scheduler
