@@ -46,7 +46,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.serving.config.hook import GacConfigHook
-from vllm_gac.serving.config.quantization import requested_quantization, resolve_cache_dtype
+from vllm_gac.serving.config.served_layout import requested_quantization, resolve_cache_dtype
 from vllm_gac.serving.loading.quantized_checkpoint import (
     check_cache_scheme,
     check_packed,

@@ -201,7 +201,7 @@ def _answers(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _assert_close(actual: dict[str, Any], directory: Path, noise: float) -> None:
-    """Check mean errors of logprobs, in parts of their spread: of prompts, of each round of answers.
+    """Check mean errors of logprobs, in parts of their spread: of prompts, and of both answers.
 
     `directory` holds the model as it should answer.
     """

@@ -93,7 +93,7 @@ def _other_types(vllm_config: VllmConfig) -> str | None:
     if planned is None:
         return None
     # Not at the top: importing vLLM's layers is slow, and the front end needs them only here.
-    from vllm_gac.serving.config.quantization import quantizations
+    from vllm_gac.serving.config.served_layout import quantizations
 
     names = quantizations(vllm_config.model_config)
     served = Types(

@@ -9,7 +9,7 @@ import torch
 from vllm.config import CacheConfig
 
 from vllm_gac.layout.cache_geometry import CacheGeometry
-from vllm_gac.serving.attention import prefill_memory, prefill_warmup
+from vllm_gac.serving.attention import prefill_memory, warmup
 from vllm_gac.serving.attention.prefill import PrefillBatch, PrefillLayer
 
 CPU = torch.device("cpu")
@@ -36,8 +36,8 @@ def runs(
     """Arguments of every prefill call, for a model of `layers`."""
     seen: list[tuple[Any, ...]] = []
     monkeypatch.setattr(prefill_memory, "get_layers_from_vllm_config", lambda *_: layers)
-    monkeypatch.setattr(prefill_warmup, "prefill_attention", lambda *args: seen.append(args))
-    monkeypatch.setattr(prefill_warmup, "_compiled", set())
+    monkeypatch.setattr(warmup, "prefill_attention", lambda *args: seen.append(args))
+    monkeypatch.setattr(warmup, "_compiled", set())
     for name in ("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"):
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
     return seen
@@ -49,7 +49,7 @@ def _compile(layout: str) -> None:
     config: Any = SimpleNamespace(
         cache_config=cache, model_config=SimpleNamespace(dtype=torch.bfloat16)
     )
-    prefill_warmup.compile_prefill_kernels(config, 32, CPU)
+    warmup.compile_prefill_kernels(config, 32, CPU)
 
 
 @pytest.mark.parametrize(

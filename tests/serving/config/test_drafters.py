@@ -10,7 +10,6 @@ from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.stubs import run_on
 from tests.support.dense_models import config, write
 from vllm_gac.serving.config import engine_options
-from vllm_gac.serving.loading import decode_fit
 from vllm_gac.serving.plugin import register
 
 V1, V2 = "0", "1"  # vLLM's model runners
@@ -34,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     register()
-    run_on(monkeypatch, (9, 0), engine_options, decode_fit)
+    run_on(monkeypatch, (9, 0), engine_options)
     monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
 
 

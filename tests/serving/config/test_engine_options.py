@@ -22,10 +22,9 @@ from vllm_gac.layout.families import FAMILIES
 from vllm_gac.serving.config import cache_layout, engine_options
 from vllm_gac.serving.config.engine_options import check_engine_options, gac_backend_requested
 from vllm_gac.serving.config.foreign_code import ForeignCodeHook
-from vllm_gac.serving.loading import decode_fit
 from vllm_gac.serving.plugin import register
 
-MODULES = (cache_layout, engine_options, decode_fit)
+MODULES = (cache_layout, engine_options)
 
 
 @pytest.fixture(autouse=True)
@@ -247,16 +246,16 @@ def latents(group: int, size: int) -> ModelLayout:
 def test_heads_too_large_for_the_gpu_are_refused_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = latents(1, 96), latents(2, 256)
     for layout in (small, large):
-        decode_fit.check_decode_kernel(requested(), layout)
+        engine_options.check_decode_kernel(requested(), layout)
     run_on(monkeypatch, (8, 9), *MODULES)
-    decode_fit.check_decode_kernel(requested(), small)
+    engine_options.check_decode_kernel(requested(), small)
     with pytest.raises(CheckpointError, match=r"^layer 1: .*99 KB"):
-        decode_fit.check_decode_kernel(requested(), large)
+        engine_options.check_decode_kernel(requested(), large)
     check_dense(drafted=7)
     with pytest.raises(CheckpointError, match=r"^--attention-backend GAC: .* 99 KB"):
         check_dense(drafted=7, heads=48)
     run_on(monkeypatch, None, *MODULES)
-    decode_fit.check_decode_kernel(requested(), large)
+    engine_options.check_decode_kernel(requested(), large)
     with pytest.raises(CheckpointError, match=r"^--attention-backend GAC: .* NVIDIA GPU"):
         check_dense()
 

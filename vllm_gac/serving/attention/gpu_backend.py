@@ -28,7 +28,6 @@ from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec, is_quantized_
 from vllm_gac.errors import GacError
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.decode.launch import DecodeScratch, decode_attention, decode_scratch
-from vllm_gac.serving.attention.decode_warmup import compiling_decode_kernels
 from vllm_gac.serving.attention.impl import PackedBackend, PackedImpl
 from vllm_gac.serving.attention.layer import announce, attention_kernels
 from vllm_gac.serving.attention.prefill import (
@@ -39,7 +38,10 @@ from vllm_gac.serving.attention.prefill import (
 )
 from vllm_gac.serving.attention.prefill_kernels import in_place_kernel, installed_gpu
 from vllm_gac.serving.attention.prefill_memory import max_gathered_tokens, prefill_bytes
-from vllm_gac.serving.attention.prefill_warmup import compile_prefill_kernels
+from vllm_gac.serving.attention.warmup import (
+    compile_prefill_kernels,
+    compiling_decode_kernels,
+)
 from vllm_gac.serving.config.engine_options import (
     DTYPES,
     KV_CACHE_DTYPES,

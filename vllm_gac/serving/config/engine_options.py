@@ -13,11 +13,12 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.platform_utils import is_uva_available
 
-from vllm_gac.errors import CheckpointError
-from vllm_gac.kernels.gpu_limits import converts_e4m3
+from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.gpu import decode_fit
+from vllm_gac.kernels.gpu_limits import HOPPER, converts_e4m3
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE, FAMILIES, NAMES
-from vllm_gac.serving.loading.decode_fit import check_dense_heads, gpu_capability
 from vllm_gac.serving.registration import BACKENDS, refuse_if_unregistered
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def check_gac_on_dense(vllm_config: "VllmConfig") -> None:
             "implement; leave it out"
         )
     _check_attention(vllm_config)
-    check_dense_heads(vllm_config)
+    _check_dense_heads(vllm_config)
 
 
 def _check_attention(vllm_config: "VllmConfig") -> None:
@@ -213,7 +214,7 @@ def _check_attention(vllm_config: "VllmConfig") -> None:
             f"--kv-cache-dtype: is {cache_dtype}, and --dtype is {model_dtype}; on a GPU prefill "
             f"reads cached keys in the dtype of the queries; use {model_dtype} or fp8"
         )
-    capability = gpu_capability()
+    capability = _gpu_capability()
     if cache_dtype.startswith("fp8") and not converts_e4m3(capability):
         raise CheckpointError(
             f"--kv-cache-dtype: is {cache_dtype}; this GPU's compute capability is "
@@ -278,3 +279,47 @@ def check_experts(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
                 f"{option}: not tried with experts beside compressed attention; leave it out, or "
                 "serve the dense model"
             )
+
+
+def _gpu_capability() -> tuple[int, int]:
+    """Compute capability of this machine's GPUs; Hopper's if vLLM does not know it."""
+    capability = current_platform.get_device_capability()
+    return HOPPER if capability is None else (capability.major, capability.minor)
+
+
+def check_decode_kernel(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
+    """Raise CheckpointError, naming the layer, if its decode kernel does not fit this GPU."""
+    if not current_platform.is_cuda():
+        return
+    queries, itemsizes = _served(vllm_config)
+    checked = set()  # many layers have the same heads
+    for index, layer in enumerate(layout.layers):
+        attention = layer.query_heads, layer.key, layer.value
+        if attention in checked:
+            continue
+        try:
+            decode_fit.check_layer(layout, layer, _gpu_capability(), queries, itemsizes)
+        except GacError as error:
+            raise CheckpointError(f"layer {index}: {error}") from None
+        checked.add(attention)
+
+
+def _check_dense_heads(vllm_config: "VllmConfig") -> None:
+    """The same for the layers of vLLM's own model, which all have the same heads."""
+    model_config, parallel_config = vllm_config.model_config, vllm_config.parallel_config
+    kv_heads, size = model_config.get_num_kv_heads(parallel_config), model_config.get_head_size()
+    heads = model_config.get_num_attention_heads(parallel_config)
+    geometry = CacheGeometry(heads, size, kv_heads, size, kv_heads, size)
+    try:
+        decode_fit.check_heads(geometry, 0, _gpu_capability(), *_served(vllm_config))
+    except GacError as error:
+        fault = str(error).partition(";")[0]  # what follows is about choosing heads
+        raise CheckpointError(f"--attention-backend GAC: {fault}; leave it out") from None
+
+
+def _served(vllm_config: "VllmConfig") -> tuple[int, tuple[int, ...]]:
+    """Query tokens of a decoding request, and bytes of cached numbers for each cache dtype."""
+    speculative, cache = vllm_config.speculative_config, vllm_config.cache_config
+    queries = 1 if speculative is None else 1 + speculative.num_speculative_tokens
+    fp8, mixed = cache.cache_dtype.startswith("fp8"), bool(cache.kv_cache_dtype_skip_layers)
+    return queries, (1, 2) if fp8 and mixed else (1,) if fp8 else (2,)

@@ -51,7 +51,7 @@ class ForeignCodeHook:
             check_gac_on_dense,
             gac_backend_requested,
         )
-        from vllm_gac.serving.config.quantization import resolve_cache_dtype
+        from vllm_gac.serving.config.served_layout import resolve_cache_dtype
 
         check_backends(vllm_config)
         if gac_backend_requested(vllm_config):

@@ -10,6 +10,7 @@ from vllm_gac.layout.families import LOAD_FORMAT
 from vllm_gac.serving.config.cache_layout import choose_cache_layout
 from vllm_gac.serving.config.cuda_graphs import choose_cuda_graphs
 from vllm_gac.serving.config.engine_options import (
+    check_decode_kernel,
     check_engine_options,
     check_experts,
     check_offloading,
@@ -17,10 +18,8 @@ from vllm_gac.serving.config.engine_options import (
 )
 from vllm_gac.serving.config.kv_transfer import check_kv_transfer
 from vllm_gac.serving.config.overrides import resolve_overrides
-from vllm_gac.serving.config.quantization import resolve_cache_dtype
-from vllm_gac.serving.config.served_layout import align_config, shard_config
+from vllm_gac.serving.config.served_layout import align_config, resolve_cache_dtype, shard_config
 from vllm_gac.serving.gac_config import GacConfig
-from vllm_gac.serving.loading.decode_fit import check_decode_kernel
 from vllm_gac.serving.loading.preflight import preflight
 from vllm_gac.serving.loading.quantized_checkpoint import check_cache_scheme, check_packed
 from vllm_gac.serving.registration import refuse_if_unregistered
