@@ -17,7 +17,6 @@ import torch
 
 from tests.kernels.head_scales import row_scales, spread
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
-from vllm_gac.kernels.decode.tiling import Tiling
 from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
 from vllm_gac.kernels.torch_reference import LatentKeys, paged_attention
 from vllm_gac.layout.cache_geometry import CacheGeometry
@@ -162,9 +161,7 @@ def compile_all(batches: Iterable[Batch]) -> None:
             decode(batch, only_compile=True)
 
 
-def decode(
-    batch: Batch, tiling: Tiling | None = None, *, only_compile: bool = False
-) -> torch.Tensor:
+def decode(batch: Batch, *, only_compile: bool = False) -> torch.Tensor:
     """The kernel's output on `batch`, with an extra row. The output holds NaN before the call."""
     geometry = batch.geometry
     shape = (batch.query.shape[0], geometry.query_heads, geometry.value_size)
@@ -187,23 +184,14 @@ def decode(
         latent=batch.latent,
         k_scale=batch.k_scale,
         v_scale=batch.v_scale,
-        tiling=tiling,
         only_compile=only_compile,
     )
     return output
 
 
-def relative_error(batch: Batch, tiling: Tiling | None = None) -> float:
-    """The kernel's error on `batch`."""
-    return error_of(decode(batch, tiling), batch)
-
-
-def error_of(output: torch.Tensor, batch: Batch) -> float:
-    """The error of a kernel's output on `batch`, which has an extra row and held NaN before.
-
-    It is NaN if the kernel wrote too few or too many rows.
-    """
-    geometry = batch.geometry
+def relative_error(batch: Batch) -> float:
+    """The kernel's error on `batch`. It is NaN if the kernel wrote too few or too many rows."""
+    output, geometry = decode(batch), batch.geometry
     tokens = int(batch.query_start_loc[-1])
     expected = torch.zeros(output.shape, device=output.device)
     paged_attention(

@@ -17,6 +17,7 @@ from vllm_gac.gpu.attention_choice import GAC, STOCK
 from vllm_gac.gpu.profile import (
     FUSED_PART,
     Ceilings,
+    DecodeTime,
     Dtype,
     GpuProfile,
     LinearSweep,
@@ -66,7 +67,6 @@ _Point = TypeVar("_Point")
 _Tick: TypeAlias = Callable[[], object]
 # Lists of the profile by name, to which a section adds; `ceilings` is replaced.
 _Times: TypeAlias = Mapping[str, Any]
-_Heads: TypeAlias = tuple[str, int, int]  # form, key heads, value heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,8 @@ def _measure(
         warm_up()
         for section in sections:
             bar.set_description(section.name)
-            if times := section.measure(profile, bar.update):
-                profile = _with(profile, section, times)
-                save(profile)
+            profile = _with(profile, section, section.measure(profile, bar.update))
+            save(profile)
     return profile
 
 
@@ -144,7 +143,7 @@ def sections_of(has_fp8: bool) -> list[ProfileSection]:
     sections = [
         _ceilings(),
         *_linears("bf16"),
-        *_decode("bf16"),
+        _decode("bf16"),
         _section("prefill attention", "prefill_kernels", prefill_plans(), measure_prefill),
         _section("low-rank linears", "low_rank", LOW_RANK_SHAPES, measure_low_rank),
         _section("gate, up and SwiGLU", "swiglu", SWIGLU_SHAPES, measure_swiglu),
@@ -154,7 +153,7 @@ def sections_of(has_fp8: bool) -> list[ProfileSection]:
             *_linears("fp8"),
             _section("quantization of activations", "passes", pass_points(), measure_passes),
             _section(FUSED_PART, "fused", FUSED_POINTS, measure_fused),
-            *_decode("fp8"),
+            _decode("fp8"),
         ]
     dims = dim_plans()
     sections += [
@@ -251,46 +250,31 @@ def _raised(ceilings: Ceilings | None, sweeps: Sequence[LinearSweep]) -> Ceiling
     return ceilings.model_copy(update={field: round(max(before, fastest), 1)})
 
 
-def _decode(dtype: Dtype) -> Iterator[ProfileSection]:
-    """A section for each kind of heads, and one before them that compiles all kernels at once."""
-    plans, sections = decode_plans(dtype), dict[_Heads, ProfileSection]()
+def _decode(dtype: Dtype) -> ProfileSection:
+    """Decode attention of each kind of heads. All kernels are compiled at once before."""
+    plans = decode_plans(dtype)
 
-    def has_times(kind: _Heads, profile: GpuProfile) -> bool:
-        return any(
-            (time.form, time.key_heads, time.value_heads) == kind and time.dtype == dtype
-            for time in profile.decode
-        )
+    def missing(profile: GpuProfile) -> list[DecodePlan]:
+        known = {_heads(time) for time in profile.decode if time.dtype == dtype}
+        return [plan for plan in plans if _heads(plan) not in known]
 
-    def compile_all(profile: GpuProfile, tick: _Tick) -> _Times:
-        missing = [plan for plan in plans if not sections[_heads(plan)].is_in(profile)]
-        compile_kernels(kernels_of(missing), tick)
+    def measure(profile: GpuProfile, tick: _Tick) -> _Times:
+        todo = missing(profile)
+        compile_kernels(kernels_of(todo), tick)
         warm_up()
-        return {}
+        ours = measure_decode(todo, GAC, tick)
+        return {"decode": ours + measure_decode(stock_plans(todo), STOCK, tick)}
 
-    def measure(plans: Sequence[DecodePlan], profile: GpuProfile, tick: _Tick) -> _Times:
-        ours = measure_decode(plans, GAC, tick)
-        return {"decode": ours + measure_decode(stock_plans(plans), STOCK, tick)}
-
-    cache = f"{_named(dtype)} cache"
-    for kind in dict.fromkeys(map(_heads, plans)):
-        every = [plan for plan in plans if _heads(plan) == kind]
-        form, keys, values = kind
-        name = f"decode attention, {cache}, {keys} {form} keys, {values} values"
-        steps = len(every) + len(stock_plans(every))
-        sections[kind] = ProfileSection(
-            name, steps, partial(has_times, kind), partial(measure, every)
-        )
-    yield ProfileSection(
-        f"compiling decode kernels, {cache}",
-        len(kernels_of(plans)),
-        lambda profile: all(section.is_in(profile) for section in sections.values()),
-        compile_all,
+    return ProfileSection(
+        f"decode attention, {_named(dtype)} cache",
+        len(kernels_of(plans)) + len(plans) + len(stock_plans(plans)),
+        lambda profile: not missing(profile),
+        measure,
     )
-    yield from sections.values()
 
 
-def _heads(plan: DecodePlan) -> _Heads:
-    return plan.form, plan.key_heads, plan.value_heads
+def _heads(decode: DecodePlan | DecodeTime) -> tuple[str, int, int]:
+    return decode.form, decode.key_heads, decode.value_heads
 
 
 def _section(

@@ -203,16 +203,10 @@ def _attention(
     # Not at the top: importing vLLM's layers is slow, and the front end needs them only here.
     from vllm.platforms import current_platform
 
-    from vllm_gac.serving.attention.layer import attention_kernels
-    from vllm_gac.serving.config.engine_options import gac_backend_requested
+    from vllm_gac.serving.attention.layer import kernels_of_gac_layer
 
     key, value = layer.key, layer.value
-    kernels = attention_kernels(
-        CacheGeometry.of(layout, layer),
-        vllm_config.load_config.model_loader_extra_config,
-        gac_backend_requested(vllm_config),
-        vllm_config.cache_config.cache_dtype,
-    )
+    kernels = kernels_of_gac_layer(CacheGeometry.of(layout, layer), vllm_config)
     backend = "GAC" if current_platform.is_cuda() else "GAC_REFERENCE"
     if kernels.backend == STOCK:
         backend = "vllm"

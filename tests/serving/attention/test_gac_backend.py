@@ -38,7 +38,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer, "current_platform", platform)
     for module in (layer, gpu_backend):
         monkeypatch.setattr(module, "installed_gpu", lambda: hopper)
-    layer._attention_kernels.cache_clear()
+    layer.attention_kernels.cache_clear()
 
 
 @pytest.mark.usefixtures("gpu")
@@ -58,14 +58,14 @@ def test_the_loaders_profile_decides(tmp_path: Path) -> None:
     ]
     profile = read_profile("h200").model_copy(update={"prefill_kernels": times})
     write_profile(tmp_path / "profile.json", profile)
-    options = {"gpu": str(tmp_path / "profile.json")}
-    assert layer.attention_kernels(UNEQUAL, options) == Kernels("gac", "gac", "FA3", True)
+    path = str(tmp_path / "profile.json")
+    assert layer.attention_kernels(UNEQUAL, path) == Kernels("gac", "gac", "FA3", True)
     with pytest.raises(ProfileError, match="h900"):
-        layer.attention_kernels(UNEQUAL, {"gpu": "h900"})
+        layer.attention_kernels(UNEQUAL, "h900")
 
 
 def test_a_cpu_has_vllms_kernel_for_some_heads_and_the_reference_for_the_rest() -> None:
-    layer._attention_kernels.cache_clear()
+    layer.attention_kernels.cache_clear()
     assert layer.attention_kernels(EQUAL).prefill == "stock"
     for geometry in (replace(EQUAL, form="latent"), UNEQUAL):
         kernels = layer.attention_kernels(geometry)

@@ -96,7 +96,6 @@ def decode_attention(
     latent: LatentKeys | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
-    tiling: Tiling | None = None,
     only_compile: bool = False,
 ) -> None:
     """Causal attention of the last 1..max_query_len tokens of every sequence over its context.
@@ -121,12 +120,10 @@ def decode_attention(
             must be contiguous and have the dtype of the queries.
         k_scale, v_scale: fp32, one element each, or one for each key head and for each value head.
             An fp8 cache holds key / k_scale and value / v_scale.
-        tiling: launch parameters other than those that tiling_of chooses.
         only_compile: compile the kernels for these arguments, but launch nothing. Of the sizes that
             differ between launches, only the number of sequences matters then.
     """
-    if tiling is None:
-        tiling = _tiling(geometry, max_query_len, kv_cache.itemsize, latent, query.device)
+    tiling = _tiling(geometry, max_query_len, kv_cache.itemsize, latent, query.device)
     run = _compile if only_compile else _launch
     sequences = seq_lens.shape[0]
     group = geometry.query_heads // geometry.value_heads

@@ -5,7 +5,7 @@ head_size_v = the value size. A cache page then holds exactly block_size rows fo
 """
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from vllm.logger import init_logger
@@ -19,9 +19,12 @@ from vllm_gac.gpu.profile import Dtype
 from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.serving.attention.prefill_kernels import installed_gpu
+from vllm_gac.serving.config.engine_options import gac_backend_requested
 from vllm_gac.serving.vllm_internals import attend, write_cache
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
     from vllm_gac.kernels.cache_write import CacheTarget
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
@@ -29,33 +32,32 @@ logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its ow
 REFERENCE = "reference"
 
 
+def kernels_of_gac_layer(geometry: CacheGeometry, vllm_config: "VllmConfig") -> Kernels:
+    """The kernels that serve a layer of a gac model, as options say; see `attention_kernels`."""
+    return attention_kernels(
+        geometry,
+        vllm_config.load_config.model_loader_extra_config.get("gpu"),
+        gac_backend_requested(vllm_config),
+        "fp8" if vllm_config.cache_config.cache_dtype.startswith("fp8") else "bf16",
+    )
+
+
+@functools.cache
 def attention_kernels(
-    geometry: CacheGeometry,
-    loader_config: dict[str, Any] | None = None,
-    gac_only: bool = False,
-    cache_dtype: str = "auto",
+    heads: CacheGeometry, gpu: str | None = None, gac_only: bool = False, cache: Dtype = "bf16"
 ) -> Kernels:
     """The kernels that serve a layer of these heads on this machine.
 
     Args:
-        geometry: Heads of the layer; only the ratios of their numbers matter, so the whole layer
-            and one rank's share give the same answer.
-        loader_config: vLLM's --model-loader-extra-config. Its `gpu` names the profile that decides;
-            the default is the profile shipped for this GPU, if there is one.
+        heads: Heads of the layer; only the ratios of their numbers matter, so the whole layer and
+            one rank's share give the same answer.
+        gpu: The profile that decides; the default is the one shipped for this GPU, if there is one.
         gac_only: Whether the user asks for our backend. It then serves every layer and every batch.
-        cache_dtype: vLLM's --kv-cache-dtype.
+        cache: The type of the KV cache.
 
     Raises:
         GacError: No prefill kernel takes the heads.
     """
-    cache: Dtype = "fp8" if cache_dtype.startswith("fp8") else "bf16"
-    return _attention_kernels(geometry, (loader_config or {}).get("gpu"), gac_only, cache)
-
-
-@functools.cache
-def _attention_kernels(
-    heads: CacheGeometry, gpu: str | None, gac_only: bool, cache: Dtype
-) -> Kernels:
     if not current_platform.is_cuda():
         if _cpu_attention_takes(heads):
             return Kernels(STOCK, STOCK, STOCK, measured=False)

@@ -24,8 +24,7 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.qk_norm import norm_heads, norm_latents
 from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
 from vllm_gac.layout.schema import HfConfig, RopeParameters
-from vllm_gac.serving.attention.layer import GacAttention, announce, attention_kernels
-from vllm_gac.serving.config.engine_options import gac_backend_requested
+from vllm_gac.serving.attention.layer import GacAttention, announce, kernels_of_gac_layer
 from vllm_gac.serving.loading.quantized_checkpoint import is_scaled_by_head
 from vllm_gac.serving.model.fp8_linear import Fp8Linear
 from vllm_gac.serving.model.linear import Shards, add_column_parallel, parallel_linear, project
@@ -225,13 +224,7 @@ class GacSelfAttention(nn.Module):
             "quant_config": self.quant_config,
             "prefix": prefix,
         }
-        vllm_config = get_current_vllm_config()
-        kernels = attention_kernels(
-            geometry,
-            vllm_config.load_config.model_loader_extra_config,
-            gac_backend_requested(vllm_config),
-            vllm_config.cache_config.cache_dtype,
-        )
+        kernels = kernels_of_gac_layer(geometry, get_current_vllm_config())
         announce(geometry, kernels)
         if kernels.backend == STOCK:
             return Attention(
