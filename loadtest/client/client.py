@@ -1,8 +1,8 @@
 """One streamed request to an OpenAI-compatible server; every event gets a time stamp on arrival.
 
-This is plain blocking code of the standard library: `HTTPResponse.read1` returns what the socket
-has and does not wait for a full buffer. Under locust, gevent makes it cooperative. Each request
-opens its own connection, as independent users do.
+This is plain blocking code of the standard library: `HTTPResponse.readline` returns a line as soon
+as its end has come, and does not wait for a full buffer. Under locust, gevent makes it cooperative.
+Each request opens its own connection, as independent users do.
 """
 
 import http.client
@@ -12,7 +12,6 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from loadtest.client.sse import SseParser
 from loadtest.errors import LoadTestError
 from loadtest.runs.access import connection
 from loadtest.runs.records import CLIENT_ERRNOS, CLIENT_FAULT, Record
@@ -20,7 +19,7 @@ from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic import prompts
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 
-_CHUNK = 1 << 16
+_MAX_EVENT = 8 << 20  # bytes
 # A socket may time out that many seconds before it is due.
 _EARLY = 0.002
 _LENGTHS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop"}
@@ -130,19 +129,23 @@ def _read(
     if response.status != 200:
         record.error = f"HTTP {response.status}: {response.read(300).decode(errors='replace')}"
         return
-    parser = SseParser()
     empty: list[tuple[int, float]] = []  # events without text: how many with text came before
-    while chunk := response.read1(_CHUNK):
-        now = clock()
-        for event in parser.feed(chunk):
-            if event == b"[DONE]":
-                _count_empty(empty, record)
-                if not record.tokens and record.error is None:
-                    record.error = "the stream ended without a token"
-                return
-            _take(event, now, record, empty)
-            if record.error is not None:
-                return
+    # Servers of this API send each event as one line of data (WHATWG HTML standard, section 9.2).
+    while line := response.readline(_MAX_EVENT):
+        name, _, data = line.rstrip(b"\r\n").partition(b":")
+        if len(line) == _MAX_EVENT:
+            raise LoadTestError(f"a server-sent event of more than {_MAX_EVENT} bytes")
+        if name != b"data":
+            continue  # a blank line, a comment or another field
+        now, event = clock(), data.removeprefix(b" ")
+        if event == b"[DONE]":
+            _count_empty(empty, record)
+            if not record.tokens and record.error is None:
+                record.error = "the stream ended without a token"
+            return
+        _take(event, now, record, empty)
+        if record.error is not None:
+            return
         if now > deadline:
             raise TimeoutError
         sock.settimeout(max(min(timeout, deadline - now), 0.001))

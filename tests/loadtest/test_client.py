@@ -118,6 +118,7 @@ def test_an_event_is_stamped_before_the_next_one_is_sent() -> None:
             STREAM + b'data: {"choices": [], "usage": {"prompt_tokens": 1}}\n\n',
             "not a completion chunk",
         ),
+        (STREAM + b"data: " + b"x" * (8 << 20), "a server-sent event of more than"),
         (b"nonsense\r\n\r\n", "BadStatusLine"),
         (b"", "RemoteDisconnected"),
     ],
@@ -128,6 +129,18 @@ def test_every_failure_is_named(answer: bytes, error: str) -> None:
     assert error in record.error
     assert not math.isnan(record.sent)
     assert not math.isnan(record.ended)
+
+
+def test_comments_other_fields_and_chunks_that_cut_a_line_change_nothing() -> None:
+    stream = b": ping\r\n\r\nevent: token\n" + TOKEN + TOKEN.replace(b"\n", b"\r\n")
+    chunked = STREAM.replace(b"Connection: close", b"Transfer-Encoding: chunked")
+    parts = [b"1\r\n%b\r\n" % bytes([byte]) for byte in stream + DONE]
+    for record in (
+        answered_with(STREAM, stream, DONE),
+        answered_with(chunked, *parts, b"0\r\n\r\n"),
+    ):
+        assert record.error is None
+        assert len(record.tokens) == 2
 
 
 def test_a_whole_stream_without_done_is_an_answer() -> None:
