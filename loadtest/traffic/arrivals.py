@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 Process = Literal["gamma", "weibull"]
 
@@ -26,14 +27,7 @@ def arrival_times(
 
 def weibull_shape(cv: float) -> float:
     """The shape at which a Weibull distribution has coefficient of variation `cv` > 0."""
-    low, high = 0.05, 200.0
-    for _ in range(100):
-        shape = math.sqrt(low * high)
-        if _weibull_cv(shape) > cv:
-            low = shape
-        else:
-            high = shape
-    return math.sqrt(low * high)
+    return float(brentq(lambda shape: _weibull_cv(shape) - cv, 0.05, 200.0))
 
 
 def _renewals(

@@ -265,9 +265,6 @@ def test_the_expected_count_is_rate_times_duration(process: Process, cv: float, 
     assert np.mean(counts) == pytest.approx(50, abs=1.5)
 
 
-# ---- lengths -------------------------------------------------------------------------------------
-
-
 # ---- prompts -------------------------------------------------------------------------------------
 
 RULES = PromptRules(block_tokens=16, low=100, high=5000, seed=7)
