@@ -87,8 +87,8 @@ def measure_statistics(
     """
     if not file.begun:
         for index in range(len(checkpoint.layout.layers)):
-            _metrics_path(file, index).unlink(missing_ok=True)
-            _gradients_path(file, index).unlink(missing_ok=True)
+            _path(file, "metrics", index).unlink(missing_ok=True)
+            _path(file, "gradients", index).unlink(missing_ok=True)
         file.start()
     with checkpoint.reader() as read_file:
         # Five passes read the weights.
@@ -129,12 +129,12 @@ def _measure_metrics(run: _Run) -> None:
     A pass that was stopped begins anew: it takes much less time than the statistics.
     """
     file, linears = run.file, run.measured.metrics
-    if not linears or all(_metrics_path(file, index).exists() for index in run.missing()):
+    if not linears or all(_path(file, "metrics", index).exists() for index in run.missing()):
         return
 
     def keep(index: int, metrics: Mapping[str, torch.Tensor]) -> None:
         stored = {metric_of(name): m.to("cpu", torch.float32) for name, m in metrics.items()}
-        write_tensors(_metrics_path(file, index), stored)
+        write_tensors(_path(file, "metrics", index), stored)
 
     count = run.measured.metric_tokens // run.tokens.shape[1]
     some = run.tokens[evenly_spread(count, len(run.tokens))]
@@ -147,11 +147,11 @@ def _measure_gradients(run: _Run) -> None:
     As with metrics, a pass that was stopped begins anew.
     """
     file = run.file
-    if not len(run.probed) or all(_gradients_path(file, i).exists() for i in run.missing()):
+    if not len(run.probed) or all(_path(file, "gradients", i).exists() for i in run.missing()):
         return
 
     def keep(index: int, gradients: torch.Tensor) -> None:
-        write_tensors(_gradients_path(file, index), {"gradients": gradients.cpu()})
+        write_tensors(_path(file, "gradients", index), {"gradients": gradients.cpu()})
 
     measure_gradients(run.model, run.read, run.probed, keep, progress=run.progress)
 
@@ -162,7 +162,7 @@ def _stream(run: _Run) -> None:
     layers, compressors = len(model.layout.layers), measured.compressors(model.layout)
     tried = probes(model.layout, measured.methods)
     done = file.whole_layers()
-    done = done if _hidden_path(file, done).exists() else 0
+    done = done if _path(file, "hidden", done).exists() else 0
     written: Future[None] | None = None
     with torch.inference_mode(), ThreadPoolExecutor(1) as writer:
         if done:
@@ -171,7 +171,7 @@ def _stream(run: _Run) -> None:
                 "hidden": (*run.tokens.shape, size),
                 "held": (*run.probed.shape, size),
             }
-            kept = kept_tensors(_hidden_path(file, done), shapes)
+            kept = kept_tensors(_path(file, "hidden", done), shapes)
             hidden, held = (states.to(model.home) for states in kept.values())
         else:
             hidden, held = (
@@ -216,10 +216,10 @@ def _write_layer(
 ) -> None:
     """Write what was measured of layer `index`, and the hidden states that leave it before."""
     shapes = {name: states.shape for name, states in leaving.items()}
-    write_floats(_hidden_path(file, index + 1), shapes, leaving.values(), {})
+    write_floats(_path(file, "hidden", index + 1), shapes, leaving.values(), {})
     file.append(index, stats)
-    for path in (_hidden_path, _metrics_path, _gradients_path):
-        path(file, index).unlink(missing_ok=True)
+    for what in ("hidden", "metrics", "gradients"):
+        _path(file, what, index).unlink(missing_ok=True)
 
 
 def _probed(
@@ -232,7 +232,7 @@ def _probed(
     """What the probes of layer `index` lose, [probes * sequences]."""
     count, length, size = held.shape
     shape = (DRAWS, count, len(positions(length)), size)
-    gradients = kept_tensors(_gradients_path(run.file, index), {"gradients": shape})["gradients"]
+    gradients = kept_tensors(_path(run.file, "gradients", index), {"gradients": shape})["gradients"]
     gradients = gradients.to(held.device)
     return measure_layer(run.model, layer, tried, held, gradients).flatten()
 
@@ -243,23 +243,17 @@ def _read_metrics(run: _Run, index: int, linears: Sequence[str]) -> dict[str, to
         return {}
     shapes = metric_shapes(run.model.layout)
     expected = {metric_of(name): shapes[name] for name in linears}
-    stored = kept_tensors(_metrics_path(run.file, index), expected)
+    stored = kept_tensors(_path(run.file, "metrics", index), expected)
     return {name: tensor.to(run.model.device, torch.float64) for name, tensor in stored.items()}
 
 
-def _metrics_path(file: StatsFile, layer: int) -> Path:
-    """The file of the metrics of `layer`, kept until its statistics are written."""
-    return file.path.with_name(f"metrics-{layer:04}.safetensors")
+def _path(file: StatsFile, what: str, layer: int) -> Path:
+    """A file that is kept until the statistics of `layer` are written.
 
-
-def _gradients_path(file: StatsFile, layer: int) -> Path:
-    """The file of the gradients by what leaves `layer`, kept until its statistics are written."""
-    return file.path.with_name(f"gradients-{layer:04}.safetensors")
-
-
-def _hidden_path(file: StatsFile, layer: int) -> Path:
-    """The file of the hidden states that enter `layer`, kept until its statistics are written."""
-    return file.path.with_name(f"hidden-{layer:04}.safetensors")
+    It has the metrics of the layer, the gradients by what leaves it, or the hidden states that
+    enter it.
+    """
+    return file.path.with_name(f"{what}-{layer:04}.safetensors")
 
 
 def observe_layer(

@@ -62,28 +62,23 @@ def repeated_heads(layout: ModelLayout, tp: int) -> ModelLayout:
 
     The heads that latent keys are rebuilt to are repeated, too. `layout` must be splittable.
     """
-    layers = tuple(
-        replace(
-            layer,
-            key=replace(layer.key, heads=max(layer.key.heads, tp)),
-            value=replace(layer.value, heads=max(layer.value.heads, tp)),
-        )
-        for layer in layout.layers
-    )
-    return replace(layout, num_key_value_heads=max(layout.num_key_value_heads, tp), layers=layers)
+    heads = [(max(x.key.heads, tp), max(x.value.heads, tp)) for x in layout.layers]
+    return _with_heads(layout, max(layout.num_key_value_heads, tp), heads)
 
 
 def with_heads_of(layout: ModelLayout, stored: ModelLayout) -> ModelLayout:
     """`layout` with the head counts of `stored`: the inverse of `repeated_heads`."""
+    heads = [(layer.key.heads, layer.value.heads) for layer in stored.layers]
+    return _with_heads(layout, stored.num_key_value_heads, heads)
+
+
+def _with_heads(layout: ModelLayout, dense: int, heads: list[tuple[int, int]]) -> ModelLayout:
+    """`layout` with other numbers of KV heads, and of key and value heads of each layer."""
     layers = tuple(
-        replace(
-            layer,
-            key=replace(layer.key, heads=own.key.heads),
-            value=replace(layer.value, heads=own.value.heads),
-        )
-        for layer, own in zip(layout.layers, stored.layers, strict=True)
+        replace(layer, key=replace(layer.key, heads=keys), value=replace(layer.value, heads=values))
+        for layer, (keys, values) in zip(layout.layers, heads, strict=True)
     )
-    return replace(layout, num_key_value_heads=stored.num_key_value_heads, layers=layers)
+    return replace(layout, num_key_value_heads=dense, layers=layers)
 
 
 def repeated_tensor(

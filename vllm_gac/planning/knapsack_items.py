@@ -190,8 +190,7 @@ def _weigher(
     if deployment is None:
         return None
     if request.minimize == "bytes":
-        held = request.memory_footprint(deployment)
-        return lambda of_attention, layer: held.of_layers(dense, [layer])
+        return lambda _, layer: request.held_bytes(deployment.mix, dense, [layer])
     if not request.weighs_time:
         return None
 

@@ -200,7 +200,7 @@ class Problem:
         assert self.deployment is not None  # such a request has one
         if self._request.minimize == "time":
             return self.deployment.nanoseconds(self._dense, layers)
-        return self._request.memory_footprint(self.deployment).of_layers(self._dense, layers)
+        return self._request.held_bytes(self.deployment.mix, self._dense, layers)
 
     def _within_loss(self, curves: Sequence[Curve], max_loss: float) -> Solution:
         """The choice with the least time or bytes that loses at most `max_loss` nats per token.

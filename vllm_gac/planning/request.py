@@ -3,8 +3,9 @@
 Every field of `PlanRequest` is also an option of the command line (`vllm_gac.options`).
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
@@ -13,10 +14,10 @@ from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import BatchMix, Deployment, lacks_fused_times
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import Strategy
 from vllm_gac.options import option, refuse_unexpected
 from vllm_gac.planning.allowed_dims import AllowedDims
-from vllm_gac.planning.memory_footprint import MemoryFootprint
 
 # The objective of a plan within a loss.
 Minimized: TypeAlias = Literal["time", "bytes"]
@@ -30,6 +31,8 @@ BUDGET_FLAGS = {
 # The options that describe the steps of a deployment. `BatchMix` has the same names.
 _BATCH_MIX = ("decode_batch", "decode_context", "prefill_tokens")
 
+# Of a number of a quantized linear, if not 1. MX formats have a scale of a byte for each 32.
+_LINEAR_BYTES = {"mxfp8": 33 / 32, "mxfp4": 17 / 32}
 # Quantizations that profiles have times of: e4m3 weights and activations.
 _MEASURED_FP8 = ("fp8_per_tensor", "fp8_per_channel")
 
@@ -264,9 +267,23 @@ class PlanRequest:
             "fp8" if self.kv_cache_dtype == "fp8" else "bf16",
         )
 
-    def memory_footprint(self, deployment: Deployment) -> MemoryFootprint:
-        """What numbers take in this deployment."""
-        return MemoryFootprint.of(self.quantization, self.kv_cache_dtype, deployment.mix)
+    def held_bytes(self, mix: BatchMix, dense: ModelLayout, layers: Sequence[LayerLayout]) -> int:
+        """Bytes of the weights of `dense` with these layers, and of the cache of all sequences.
+
+        They are those of all GPUs together. Numbers that are in no linear have 16 bits.
+        """
+        model = replace(dense, layers=tuple(layers))
+        linears = sum(
+            math.prod(shape)
+            for index in range(len(layers))
+            for name, shape in model.layer_tensors(index)
+            if len(shape) == 2 and not name.endswith(".rope_inv_freq")
+        )
+        linear = 2.0 if self.quantization is None else _LINEAR_BYTES.get(self.quantization, 1.0)
+        cached = 1 if self.kv_cache_dtype == "fp8" else 2
+        tokens = mix.decode_batch * mix.decode_context
+        weights = 2 * model.parameters - (2 - linear) * linears
+        return round(weights + cached * tokens * model.kv_elements)
 
     def about_times(self, profile: GpuProfile) -> list[str]:
         """What is to be known about times that `profile` predicts for this request."""

@@ -52,16 +52,12 @@ def factorize(
         scale, vectors = _spectrum(left @ input_covariance.double() @ left.T)
         up = vectors if unweighted is None else unweighted @ vectors
         return Factorization(scale, up * scale, (vectors.T @ left) / scale[:, None])
-    pulled = _pulled(w, output_metric) if pulled_metric is None else pulled_metric.double()
+    if pulled_metric is None:
+        pulled_metric = w.T @ w if output_metric is None else w.T @ output_metric.double() @ w
     whitening, unwhitened = _roots(input_covariance)
-    scale, vectors = _spectrum(whitening @ pulled @ whitening)
+    scale, vectors = _spectrum(whitening @ pulled_metric.double() @ whitening)
     vectors = vectors[:, :rank]
     return Factorization(scale[:rank], w @ (whitening @ vectors), vectors.T @ unwhitened)
-
-
-def _pulled(w: torch.Tensor, output_metric: torch.Tensor | None) -> torch.Tensor:
-    """W^T M W [in, in]."""
-    return w.T @ w if output_metric is None else w.T @ output_metric.double() @ w
 
 
 def _spectrum(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,12 +68,8 @@ def _spectrum(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _roots(covariance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Symmetric square root of a covariance [n, n], and its inverse."""
-    values, vectors = _eigen(covariance)
-    return (vectors * values.sqrt()) @ vectors.T, (vectors * values.rsqrt()) @ vectors.T
-
-
-def _eigen(covariance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     symmetric = (covariance + covariance.T).double() / 2
     values, vectors = torch.linalg.eigh(symmetric)
     floor = torch.finfo(torch.float64).tiny if values[-1] <= 0 else _FLOOR * values[-1]
-    return values.clamp_min(floor), vectors
+    values = values.clamp_min(floor)
+    return (vectors * values.sqrt()) @ vectors.T, (vectors * values.rsqrt()) @ vectors.T
