@@ -1,6 +1,6 @@
 """Merged and smaller value heads; the projection back is absorbed in o_proj."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -42,23 +42,48 @@ class Values:
         return tail_sums(torch.stack([f.singular_values.square() for f in factors]).sum(0))
 
     def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
-        """v_proj with the merged heads, and the refitted o_proj."""
-        layout, heads = layer.layout, target.value.heads
+        """v_proj with the merged heads, and the refitted o_proj.
+
+        The covariance is of what each query head reads from all value heads of its group, its own
+        included. Attention is linear in the values, so that projecting the values projects what is
+        read in the same way. Each group gets the projection that is best for the output of o_proj
+        (`factorize` with both metrics). Then o_proj is refitted to its old output by least squares.
+        """
+        layout, heads, size = layer.layout, target.value.heads, target.value.size
+        narrow, query_heads = layout.head_dim, layout.num_attention_heads
         if heads * self.group != layout.num_key_value_heads:
             raise PlanError(
                 f"{heads} value heads cannot be made of {layout.num_key_value_heads} by "
                 f"making {self.group} one"
             )
-        if self.group == 1 and target.value.size >= layout.head_dim:
+        if self.group == 1 and size >= narrow:
             return layer
-        merged = merge_values(
-            *self._inputs(layer), layout.num_key_value_heads, self.group, target.value.size
-        )
-        value = without_bias(layer.weights, "self_attn.v_proj", merged.value)
-        weights = {**layer.weights, **value, "self_attn.o_proj.weight": merged.output}
+        value, output, covariance = self._inputs(layer)
+        wide = narrow * self.group
+        output = expand_o_proj(output.double(), layout.num_key_value_heads, narrow, self.group)
+        covariance = covariance.double()
+        ridge = _RIDGE * covariance.diagonal().mean()
+        covariance = covariance + ridge * torch.eye(len(covariance), device=output.device)
+        factors = _factors(output, covariance, heads, wide)
+        ups, downs = zip(*(f.truncate(size) for f in factors), strict=True)
+        down = torch.stack(downs)
+        per_query = down.repeat_interleave(query_heads // heads, 0)
+        # [query_heads * size, query_heads * wide]
+        project: torch.Tensor = torch.block_diag(*per_query)  # type: ignore[no-untyped-call]
+        crossed = project @ covariance
+        inner = crossed @ project.T
+        refitted = torch.linalg.solve(inner, crossed @ output.T).T
+        smaller = (down @ value.double().view(heads, wide, -1)).flatten(0, 1)
+        # The old values are about `back` times the new ones.
+        back: torch.Tensor = torch.block_diag(*ups)  # type: ignore[no-untyped-call]
+        weights = {
+            **layer.weights,
+            **without_bias(layer.weights, "self_attn.v_proj", smaller),
+            "self_attn.o_proj.weight": refitted,
+        }
         changed = {
-            "self_attn.o_proj": merged.covariance,
-            **transformed(layer.covariances, "self_attn.v_proj", merged.back),
+            "self_attn.o_proj": inner,
+            **transformed(layer.covariances, "self_attn.v_proj", back),
         }
         return replace(layer, weights=weights, covariances={**layer.covariances, **changed})
 
@@ -79,64 +104,6 @@ class Values:
             covariance = covariance[columns][:, columns]
         value = with_bias(layer.weights, "self_attn.v_proj")
         return value, layer.weights["self_attn.o_proj.weight"], covariance
-
-
-@dataclass(frozen=True, slots=True)
-class MergedValues:
-    """Value heads after `merge_values`.
-
-    Attributes:
-        value: v_proj, [value_heads / group * size, hidden].
-        output: The refitted o_proj, [hidden, query_heads * size].
-        covariance: The covariance of its input.
-        back: The old values are about `back` times the new ones,
-            [value_heads * D, value_heads / group * size].
-    """
-
-    value: torch.Tensor
-    output: torch.Tensor
-    covariance: torch.Tensor
-    back: torch.Tensor
-
-
-def merge_values(
-    value: torch.Tensor,
-    output: torch.Tensor,
-    covariance: torch.Tensor,
-    value_heads: int,
-    group: int,
-    size: int,
-) -> MergedValues:
-    """One value head of `size` for each group of `group` of the model's `value_heads`.
-
-    value [value_heads * D, hidden], output (o_proj) [hidden, query_heads * D].
-
-    `covariance` [query_heads * group * D] ^ 2 is of what each query head reads from all `group`
-    value heads, including its own. Attention is linear in the values, so that projecting the
-    values projects what is read in the same way. Each group gets the projection that is best for
-    the output of o_proj (`factorize` with both metrics). Then o_proj is refitted to its old output
-    by least squares.
-    """
-    narrow = value.shape[0] // value_heads
-    groups, wide = value_heads // group, narrow * group
-    query_heads = output.shape[1] // narrow
-    dense_output = expand_o_proj(output.double(), value_heads, narrow, group)
-    covariance = covariance.double()
-    ridge = _RIDGE * covariance.diagonal().mean()
-    covariance = covariance + ridge * torch.eye(len(covariance), device=output.device)
-
-    factors = _factors(dense_output, covariance, groups, wide)
-    ups, downs = zip(*(f.truncate(size) for f in factors), strict=True)
-    down = torch.stack(downs)
-    per_query = down.repeat_interleave(query_heads // groups, 0)
-    # [query_heads * size, query_heads * wide]
-    project: torch.Tensor = torch.block_diag(*per_query)  # type: ignore[no-untyped-call]
-    crossed = project @ covariance
-    inner = crossed @ project.T
-    refitted = torch.linalg.solve(inner, crossed @ dense_output.T).T
-    smaller = down @ value.double().view(groups, wide, -1)
-    back: torch.Tensor = torch.block_diag(*ups)  # type: ignore[no-untyped-call]
-    return MergedValues(smaller.flatten(0, 1), refitted, inner, back)
 
 
 def _factors(
