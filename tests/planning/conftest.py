@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.planning.test_plan_file import DEMO, LLAMA_8B, model
+from tests.planning.test_plan_file import DEMO, LLAMA_8B, Models, model
 from vllm_gac.checkpoint.open import Checkpoint
 
 
 @pytest.fixture(scope="package")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     """By name; "big" is a Llama-3-8B of three layers."""
     directory = tmp_path_factory.mktemp("models")
     return {

@@ -15,6 +15,8 @@ from vllm_gac.planning.plan_file import dense_plan, exact_budget, planned_layout
 from vllm_gac.planning.planner import prior_plan
 from vllm_gac.planning.request import PlanRequest
 
+Models = dict[str, Checkpoint]
+
 
 def model(directory: Path, **changes: Any) -> Checkpoint:
     """A model that consists only of its config."""
@@ -45,7 +47,7 @@ DEMO = {
 }
 
 
-def test_the_dense_plan_is_the_dense_layout(models: dict[str, Checkpoint]) -> None:
+def test_the_dense_plan_is_the_dense_layout(models: Models) -> None:
     plan = dense_plan(models["demo"])
     assert planned_layout(models["demo"], plan) == models["demo"].layout
     assert plan.parameters.used == plan.parameters.allowed == plan.parameters.dense
@@ -55,7 +57,7 @@ class TestReading:
     """plan.json as somebody else may have written it."""
 
     @pytest.fixture(autouse=True)
-    def _setup(self, models: dict[str, Checkpoint], tmp_path: Path) -> None:
+    def _setup(self, models: Models, tmp_path: Path) -> None:
         self.model, self.path = models["demo"], tmp_path / "plan.json"
         self.plan = prior_plan(self.model, PlanRequest(param_ratio=0.8, kv_ratio=0.5))
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.planning.test_plan_file import LLAMA_8B, model
+from tests.planning.test_plan_file import LLAMA_8B, Models, model
 from tests.support.dense_models import config
 from tests.support.measured_layers import made_up_losses
 from vllm_gac.alignment.rules import QuantizationMultiples, align, padded_layout
@@ -52,7 +52,7 @@ H200 = Deployment(read_profile("h200"), BatchMix())
     seed=st.none() | st.integers(0, 3),
 )
 def test_no_budget_is_exceeded_and_every_dim_is_an_allowed_one(
-    models: dict[str, Checkpoint],
+    models: Models,
     name: str,
     param_ratio: float,
     kv_ratio: float,
@@ -89,7 +89,7 @@ def test_no_budget_is_exceeded_and_every_dim_is_an_allowed_one(
         assert dim == align(dim, strategy, role) or dim in whole, (where, dim)
 
 
-def test_a_plan_is_the_best_of_all_choices(models: dict[str, Checkpoint]) -> None:
+def test_a_plan_is_the_best_of_all_choices(models: Models) -> None:
     """Two layers with keys and values of their own sizes. The test tries all plans."""
     tiny = models["tiny"]
     dense, losses = tiny.layout, made_up_losses(models["tiny"].layout)
@@ -116,10 +116,7 @@ def test_a_plan_is_the_best_of_all_choices(models: dict[str, Checkpoint]) -> Non
     assert plan.expected_loss == pytest.approx(best, abs=2e-6)
 
 
-def test_pruning_beside_low_rank_loses_no_more_than_either(
-    models: dict[str, Checkpoint],
-) -> None:
-    demo = models["demo"]
+def test_pruning_beside_low_rank_loses_no_more_than_either(demo: Checkpoint) -> None:
     losses = made_up_losses(demo.layout)
     plans = [
         best_plan(demo, losses, PlanRequest(param_ratio=0.7, kv_ratio=0.75, methods=methods))
@@ -142,17 +139,16 @@ def test_pruning_beside_low_rank_loses_no_more_than_either(
     ],
 )
 def test_low_rank_does_not_undo_what_is_asked_of_heads(
-    models: dict[str, Checkpoint],
+    demo: Checkpoint,
     option: dict[str, Any],
     found: Callable[[LayerLayout], bool],
 ) -> None:
     """Whole heads and low ranks alone would lose less."""
-    demo = models["demo"]
     request = PlanRequest(param_ratio=0.8, methods=("heads", "lowrank"), **option)
     assert all(map(found, planned_layout(demo, prior_plan(demo, request)).layers))
 
 
-def test_a_time_budget_is_kept_by_whole_layers(models: dict[str, Checkpoint]) -> None:
+def test_a_time_budget_is_kept_by_whole_layers(models: Models) -> None:
     big = models["big"]
     before = H200.dense_microseconds(big.layout)
     for methods in (("heads", "prune"), ("lowrank",), ("prune", "lowrank")):
@@ -175,7 +171,7 @@ def test_a_time_budget_is_kept_by_whole_layers(models: dict[str, Checkpoint]) ->
     ],
 )
 def test_no_plan_with_a_time_limit_that_loses_as_little_is_faster(
-    models: dict[str, Checkpoint], name: str, given: dict[str, Any]
+    models: Models, name: str, given: dict[str, Any]
 ) -> None:
     dense, losses = models[name], made_up_losses(models[name].layout)
     fastest = [best_plan(dense, losses, PlanRequest(**given, max_loss=m)) for m in (0.02, 0.04)]
@@ -213,7 +209,7 @@ def test_no_plan_with_a_time_limit_that_loses_as_little_is_faster(
     context=st.integers(1, 4096),
 )
 def test_no_choice_that_loses_as_little_has_fewer_bytes(
-    models: dict[str, Checkpoint],
+    models: Models,
     most: float,
     methods: tuple[str, ...],
     types: tuple[str | None, str, int, int],
@@ -274,9 +270,9 @@ def test_no_choice_that_loses_as_little_has_fewer_bytes(
 
 
 def test_a_loss_that_other_budgets_do_not_allow_is_answered_with_the_least(
-    models: dict[str, Checkpoint],
+    demo: Checkpoint,
 ) -> None:
-    demo, losses = models["demo"], made_up_losses(models["demo"].layout)
+    losses = made_up_losses(demo.layout)
     given: Any = {"methods": ("heads", "prune"), "kv_ratio": 0.3}
     with pytest.raises(PlanError, match=r"--max-loss 0\.01%") as caught:
         best_plan(demo, losses, PlanRequest(**given, max_loss=1e-4))
@@ -284,9 +280,7 @@ def test_a_loss_that_other_budgets_do_not_allow_is_answered_with_the_least(
     best_plan(demo, losses, PlanRequest(**given, max_loss=least + 1e-4))
 
 
-def test_a_deployment_to_plan_for_without_a_budget_is_only_told(
-    models: dict[str, Checkpoint],
-) -> None:
+def test_a_deployment_to_plan_for_without_a_budget_is_only_told(models: Models) -> None:
     plain = best_plan(
         models["demo"], made_up_losses(models["demo"].layout), PlanRequest(kv_ratio=0.5)
     )
@@ -297,9 +291,7 @@ def test_a_deployment_to_plan_for_without_a_budget_is_only_told(
     assert told.layers == plain.layers
 
 
-def test_a_plan_is_slower_than_dense_only_if_nothing_else_fits(
-    models: dict[str, Checkpoint],
-) -> None:
+def test_a_plan_is_slower_than_dense_only_if_nothing_else_fits(models: Models) -> None:
     """In a small model, every factor is one launch more; in a large one, fewer are less time."""
     light = {"gpu": "h100", "decode_batch": 1, "decode_context": 128, "prefill_tokens": 16}
 
@@ -334,7 +326,7 @@ def test_a_plan_is_slower_than_dense_only_if_nothing_else_fits(
     batch=st.sampled_from([1, 16, 64, 128]),
 )
 def test_no_plan_for_a_deployment_is_slower_than_dense_without_saying_so(
-    models: dict[str, Checkpoint],
+    models: Models,
     gpu: str,
     name: str,
     methods: tuple[str, ...],
@@ -398,9 +390,7 @@ def test_attention_that_no_kernel_serves_is_no_candidate(form: str, cache: str) 
         assert (list(part.layers) == every) == (size == 128)
 
 
-def test_what_fits_is_asked_of_the_gpu_that_is_planned_for(
-    models: dict[str, Checkpoint], tmp_path: Path
-) -> None:
+def test_what_fits_is_asked_of_the_gpu_that_is_planned_for(models: Models, tmp_path: Path) -> None:
     """An Ada has less shared memory than a Hopper."""
     dense, path = models["big"].layout, tmp_path / "ada.json"
     write_profile(path, H200.profile.model_copy(update={"capability": (8, 9)}))
@@ -422,9 +412,7 @@ def test_heads_that_no_kernel_takes_are_refused_or_stay(tmp_path: Path) -> None:
     assert planned_layout(large, prior_plan(large, PlanRequest())) == large.layout
 
 
-def test_a_dim_that_takes_as_long_as_a_larger_one_is_not_chosen(
-    models: dict[str, Checkpoint],
-) -> None:
+def test_a_dim_that_takes_as_long_as_a_larger_one_is_not_chosen(models: Models) -> None:
     big = models["big"]
     request = PlanRequest(methods=("prune",), gpu="h200")
     (item,) = part_candidates(big.layout, request, H200)
@@ -445,7 +433,7 @@ def test_a_dim_that_takes_as_long_as_a_larger_one_is_not_chosen(
 
 @pytest.mark.parametrize("limit", [{}, {"latency_ratio": 0.9}])
 def test_linears_are_parts_of_their_own_unless_time_counts(
-    models: dict[str, Checkpoint], limit: dict[str, float]
+    models: Models, limit: dict[str, float]
 ) -> None:
     big = models["big"].layout
     request = PlanRequest(methods=("lowrank",), gpu="h200", **limit)  # type: ignore[arg-type]
@@ -462,7 +450,7 @@ def test_linears_are_parts_of_their_own_unless_time_counts(
 
 @pytest.mark.parametrize("ratio", [0.5, 0.75, 0.95])
 def test_free_to_choose_the_form_of_keys_it_loses_no_more_than_with_either(
-    models: dict[str, Checkpoint], ratio: float
+    models: Models, ratio: float
 ) -> None:
     big = models["big"]
     losses = made_up_losses(big.layout)
@@ -474,7 +462,7 @@ def test_free_to_choose_the_form_of_keys_it_loses_no_more_than_with_either(
     assert auto <= min(others) + 1e-6
 
 
-def test_keys_that_fp8_rounds_away_are_cached_as_latents(models: dict[str, Checkpoint]) -> None:
+def test_keys_that_fp8_rounds_away_are_cached_as_latents(models: Models) -> None:
     """As in the first layer of a Qwen2, whose biases are hundreds of times the rest of a key."""
     big = models["big"]
     losses = [dict(layer) for layer in made_up_losses(big.layout)]
@@ -497,7 +485,7 @@ def test_keys_that_fp8_rounds_away_are_cached_as_latents(models: dict[str, Check
     assert set(forms[True][1:]) == {rotary}
 
 
-def test_widths_are_aligned_after_sharding(models: dict[str, Checkpoint]) -> None:
+def test_widths_are_aligned_after_sharding(models: Models) -> None:
     big = models["big"]
     request = PlanRequest(param_ratio=0.8, tensor_parallel_size=4)
     plan = best_plan(big, made_up_losses(big.layout), request)
@@ -516,7 +504,7 @@ def test_widths_are_aligned_after_sharding(models: dict[str, Checkpoint]) -> Non
 )
 @pytest.mark.parametrize("tp", [1, 2])
 def test_planned_dims_need_no_padding_for_quantization(
-    models: dict[str, Checkpoint],
+    models: Models,
     quantization: str,
     cache: str,
     quantized: QuantizationMultiples,
@@ -538,9 +526,9 @@ def test_planned_dims_need_no_padding_for_quantization(
 
 @pytest.mark.parametrize("ratio", ["param_ratio", "kv_ratio"])
 def test_an_infeasible_budget_names_the_least_that_is_feasible(
-    models: dict[str, Checkpoint], ratio: str
+    demo: Checkpoint, ratio: str
 ) -> None:
-    demo, losses = models["demo"], made_up_losses(models["demo"].layout)
+    losses = made_up_losses(demo.layout)
     flag = "--" + ratio.replace("_", "-")
     with pytest.raises(PlanError, match=rf"{flag} 0.02: .* 0\.\d+") as caught:
         Problem(PlanRequest(**{ratio: 0.02}), demo).check_feasible()
@@ -551,8 +539,7 @@ def test_an_infeasible_budget_names_the_least_that_is_feasible(
         best_plan(demo, losses, PlanRequest(**{ratio: least - 2e-4}))
 
 
-def test_an_infeasible_time_is_explained(models: dict[str, Checkpoint]) -> None:
-    demo = models["demo"]
+def test_an_infeasible_time_is_explained(demo: Checkpoint) -> None:
     request = PlanRequest(gpu="h200", latency=1.0)
     with pytest.raises(PlanError, match=r"--latency 1: .* \d+ microseconds"):
         best_plan(demo, made_up_losses(demo.layout), request)

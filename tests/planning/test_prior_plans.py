@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from vllm_gac.checkpoint.open import Checkpoint
+from tests.planning.test_plan_file import Models
 from vllm_gac.compression.methods.registry import METHODS
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LINEARS, breakeven_rank
@@ -20,7 +20,7 @@ from vllm_gac.planning.request import PlanRequest
     "ratios", [(0.9, 0.75), (0.85, 0.75), (0.8, 0.5), (0.7, 0.5), (0.6, 0.375)]
 )
 def test_what_is_allowed_is_nearly_used_up(
-    models: dict[str, Checkpoint], name: str, ratios: tuple[float, float]
+    models: Models, name: str, ratios: tuple[float, float]
 ) -> None:
     plan = prior_plan(models[name], PlanRequest(param_ratio=ratios[0], kv_ratio=ratios[1]))
     dense = models[name].layout
@@ -29,13 +29,13 @@ def test_what_is_allowed_is_nearly_used_up(
     assert whole or plan.parameters.allowed - plan.parameters.used < step
 
 
-def test_nothing_to_remove_is_the_dense_layout(models: dict[str, Checkpoint]) -> None:
+def test_nothing_to_remove_is_the_dense_layout(models: Models) -> None:
     for checkpoint in models.values():
         plan = prior_plan(checkpoint, PlanRequest())
         assert planned_layout(checkpoint, plan) == checkpoint.layout
 
 
-def test_forms_and_groups_are_obeyed(models: dict[str, Checkpoint]) -> None:
+def test_forms_and_groups_are_obeyed(models: Models) -> None:
     for key_group, value_group in ((1, 1), (1, 2), (2, 2)):
         for form in ("rotary", "latent"):
             plan = prior_plan(
@@ -54,12 +54,12 @@ def test_forms_and_groups_are_obeyed(models: dict[str, Checkpoint]) -> None:
             assert section.value.heads == 8 // value_group
 
 
-def test_the_cache_cannot_shrink_without_the_heads_method(models: dict[str, Checkpoint]) -> None:
+def test_the_cache_cannot_shrink_without_the_heads_method(models: Models) -> None:
     with pytest.raises(PlanError, match=r"--kv-ratio 0.75.* --method prune"):
         prior_plan(models["demo"], PlanRequest(param_ratio=0.9, kv_ratio=0.75, methods=["prune"]))
 
 
-def test_forms_that_three_kv_heads_cannot_have_are_explained(models: dict[str, Checkpoint]) -> None:
+def test_forms_that_three_kv_heads_cannot_have_are_explained(models: Models) -> None:
     with pytest.raises(PlanError, match="3 KV heads"):
         prior_plan(models["odd"], PlanRequest(param_ratio=0.9, kv_ratio=0.5, key_group=2))
     with pytest.raises(PlanError, match="whole key heads"):
@@ -68,9 +68,7 @@ def test_forms_that_three_kv_heads_cannot_have_are_explained(models: dict[str, C
         )
 
 
-def test_losses_are_convex_and_nothing_is_lost_without_compression(
-    models: dict[str, Checkpoint],
-) -> None:
+def test_losses_are_convex_and_nothing_is_lost_without_compression(models: Models) -> None:
     """Losses are strictly convex, so equal layers get nearly equal dims."""
     dense = models["demo"].layout
     curves, own = prior_losses(dense, METHODS)[0], dense.layers[0]
