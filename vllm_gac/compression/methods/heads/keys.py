@@ -18,12 +18,17 @@ from vllm_gac.compression.methods.heads.normed_keys import (
     normed_pair_scores,
     select_normed_pairs,
 )
-from vllm_gac.compression.methods.heads.projections import query_demand, with_bias, without_bias
+from vllm_gac.compression.methods.heads.projections import (
+    query_demand,
+    rows_of_pairs,
+    with_bias,
+    without_bias,
+)
 from vllm_gac.compression.methods.heads.rotary_keys import (
     mix_pairs,
     pair_scores,
     principal_axes,
-    select_pairs,
+    strongest,
 )
 from vllm_gac.compression.methods.statistics import selected, tail_sums, transformed, without
 from vllm_gac.errors import PlanError
@@ -91,16 +96,21 @@ class Keys:
             smaller["self_attn.k_up_proj.weight"] = up
             statistics = _projected(layer, up)
         else:
-            rotary = (
-                mix_pairs(query, key, covariance, layer.inv_freq, full, self.group, size)
-                if self.group > 1
-                else select_pairs(query, key, covariance, layer.inv_freq, heads, size)
-            )
-            smaller |= without_bias(layer.weights, "self_attn.q_proj", rotary.query)
-            smaller |= without_bias(layer.weights, "self_attn.k_proj", rotary.key)
-            smaller["self_attn.rope_inv_freq"] = rotary.inv_freq
-            stay = {"self_attn.q_proj": rotary.query_rows, "self_attn.k_proj": rotary.key_rows}
-            statistics = _selected(layer, stay)
+            if self.group > 1:
+                mixed = mix_pairs(query, key, covariance, layer.inv_freq, full, self.group, size)
+                query, key, table = mixed
+                statistics = without(layer.covariances, "self_attn.q_proj", "self_attn.k_proj")
+            else:
+                pairs, shared = dense.head_dim // 2, len(query) // len(key)
+                chosen = strongest(pair_scores(query, key, covariance, heads), size)
+                query_rows = rows_of_pairs(chosen.repeat_interleave(shared, 0), pairs)
+                key_rows, table = rows_of_pairs(chosen, pairs), layer.inv_freq[chosen]
+                query, key = query.double()[query_rows], key.double()[key_rows]
+                stay = {"self_attn.q_proj": query_rows, "self_attn.k_proj": key_rows}
+                statistics = _selected(layer, stay)
+            smaller |= without_bias(layer.weights, "self_attn.q_proj", query)
+            smaller |= without_bias(layer.weights, "self_attn.k_proj", key)
+            smaller["self_attn.rope_inv_freq"] = table
         return _changed(layer, smaller, statistics)
 
 
@@ -122,16 +132,11 @@ def _changed(
     return replace(layer, weights={**layer.weights, **weights}, covariances=statistics)
 
 
-def _selected(
-    layer: MeasuredLayer, rows: Mapping[str, torch.Tensor | None]
-) -> dict[str, torch.Tensor]:
-    """The statistics where only `rows` of linear layers stay, or where rows were mixed: None."""
+def _selected(layer: MeasuredLayer, rows: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The statistics where only `rows` of linear layers stay."""
     statistics = dict(layer.covariances)
     for linear, stay in rows.items():
-        if stay is None:
-            statistics = without(statistics, linear)
-        else:
-            statistics |= selected(statistics, linear, stay)
+        statistics |= selected(statistics, linear, stay)
     return statistics
 
 

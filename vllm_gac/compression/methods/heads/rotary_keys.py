@@ -12,57 +12,8 @@ from vllm_gac.compression.methods.heads.projections import (
     from_pairs,
     pair_energy,
     query_demand,
-    rows_of_pairs,
     to_pairs,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RotaryKeys:
-    """Smaller rotary keys, and the queries that go with them.
-
-    Attributes:
-        query: q_proj, [query_heads * size, hidden].
-        key: k_proj, [heads * size, hidden].
-        inv_freq: The RoPE frequencies of each key head, [heads, size / 2].
-        query_rows: Which rows of the dense q_proj these are; None if they are mixtures of rows.
-        key_rows: The same of k_proj.
-    """
-
-    query: torch.Tensor
-    key: torch.Tensor
-    inv_freq: torch.Tensor
-    query_rows: torch.Tensor | None = None
-    key_rows: torch.Tensor | None = None
-
-
-def select_pairs(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    covariance: torch.Tensor,
-    inv_freq: torch.Tensor,
-    key_heads: int,
-    size: int,
-) -> RotaryKeys:
-    """Keep the size/2 pairs of each key head that have the largest E|q_f|^2 E|k_f|^2.
-
-    query [query_heads * D, hidden] and key [key_heads * D, hidden] with input covariance
-    [hidden, hidden]; inv_freq [D / 2]. A pair's logit contribution is Re(conj(q_f) k_f), turned
-    by a phase that is spread over the circle, so its second moment is half of that product.
-    Exact for the pairs that are kept; the softmax scale does not change.
-    """
-    keys = to_pairs(key, key_heads, inv_freq.numel())
-    queries = to_pairs(query, -1, inv_freq.numel())
-    scores = pair_scores(query, key, covariance, key_heads)
-    kept = scores.topk(size // 2, dim=1).indices.sort(dim=1).values
-    per_query = kept.repeat_interleave(queries.shape[0] // key_heads, 0)
-    return RotaryKeys(
-        query=from_pairs(_take(queries, per_query)),
-        key=from_pairs(_take(keys, kept)),
-        inv_freq=inv_freq[kept],
-        query_rows=rows_of_pairs(per_query, inv_freq.numel()),
-        key_rows=rows_of_pairs(kept, inv_freq.numel()),
-    )
 
 
 def pair_scores(
@@ -74,9 +25,14 @@ def pair_scores(
     return supply * query_demand(query, covariance, key_heads, pairs)
 
 
-def _take(pairs: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Rows `kept` [heads, n] of each head of `pairs` [heads, P, hidden]."""
-    return torch.gather(pairs, 1, kept[:, :, None].expand(-1, -1, pairs.shape[2]))
+def strongest(scores: torch.Tensor, size: int) -> torch.Tensor:
+    """The size/2 pairs of each head [heads, size / 2] that have the largest scores, rising.
+
+    A pair's logit contribution is Re(conj(q_f) k_f), turned by a phase that is spread over the
+    circle, so its second moment is half of E|q_f|^2 E|k_f|^2. Exact for the pairs that are kept;
+    the softmax scale does not change.
+    """
+    return scores.topk(size // 2, dim=1).indices.sort(dim=1).values
 
 
 def mix_pairs(
@@ -87,7 +43,7 @@ def mix_pairs(
     key_heads: int,
     group: int,
     size: int,
-) -> RotaryKeys:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Merge each `group` of the model's `key_heads` into one key head of `size`.
 
     query [query_heads * D, hidden], key [key_heads * D, hidden], covariance [hidden, hidden],
@@ -96,6 +52,9 @@ def mix_pairs(
     the keys, where each head is weighted by the energy of its queries in that pair. The group
     keeps the size/2 strongest of its (pair, axis) components. With all components, the logits are
     exact.
+
+    Returns q_proj [query_heads * size, hidden], k_proj [key_heads / group * size, hidden], and the
+    RoPE frequencies of each key head [key_heads / group, size / 2].
     """
     pairs, groups = inv_freq.numel(), key_heads // group
     keys = to_pairs(key, key_heads, pairs).view(groups, group, pairs, -1)
@@ -110,13 +69,12 @@ def mix_pairs(
     mixed_keys = torch.einsum("gfjc,gjfd->gfcd", to_key, keys).flatten(1, 2)
     mixed_queries = torch.einsum("gfjc,gjsfd->gjsfcd", to_query, queries).flatten(3, 4)
 
-    kept = axes.strength.topk(size // 2, dim=1).indices.sort(dim=1).values
-    return RotaryKeys(
-        query=from_pairs(
-            torch.cat([m[:, :, k].flatten(0, 1) for m, k in zip(mixed_queries, kept, strict=True)])
-        ),
-        key=from_pairs(torch.stack([m[k] for m, k in zip(mixed_keys, kept, strict=True)])),
-        inv_freq=inv_freq[kept // group],
+    kept = strongest(axes.strength, size)
+    chosen = [m[:, :, k].flatten(0, 1) for m, k in zip(mixed_queries, kept, strict=True)]
+    return (
+        from_pairs(torch.cat(chosen)),
+        from_pairs(torch.stack([m[k] for m, k in zip(mixed_keys, kept, strict=True)])),
+        inv_freq[kept // group],
     )
 
 
