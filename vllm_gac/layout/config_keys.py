@@ -70,7 +70,11 @@ def canonical_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     if family:
         _refuse_of_family(filled, family)
     if not (family and family.reads_use_sliding_window):
-        _refuse_odd_biases(filled)
+        if filled.get("qkv_bias", (bias := filled.get("attention_bias", False))) != bias:
+            raise ValueError(
+                f"qkv_bias: is {filled['qkv_bias']!r} and attention_bias {bias!r}; only models "
+                "with all four biases of attention or none are served"
+            )
         _refuse_odd_window(filled)
     filled["rope"] = rope = _rope(filled)
     if family and isinstance(rope, dict):
@@ -106,14 +110,6 @@ def _refuse_of_family(config: Mapping[str, Any], family: Family) -> None:
         _refuse_mixed_windows(config)
 
 
-def _refuse_odd_biases(config: Mapping[str, Any]) -> None:
-    if config.get("qkv_bias", (bias := config.get("attention_bias", False))) != bias:
-        raise ValueError(
-            f"qkv_bias: is {config['qkv_bias']!r} and attention_bias {bias!r}; only models with "
-            "all four biases of attention or none are served"
-        )
-
-
 def _rope(config: dict[str, Any]) -> Any:
     """RoPE parameters of a config, in any of its spellings.
 
@@ -133,7 +129,12 @@ def _rope(config: dict[str, Any]) -> Any:
                 f"{spelling}: rope_type is {given['rope_type']!r}, its old spelling type "
                 f"{oldest!r}; let them agree"
             )
-        _refuse_unserved_rope(given)
+        _refuse(given, REFUSED_IN_ROPE)
+        if given.get("rope_type") in ("longrope", "su"):
+            raise ValueError(
+                "rope_type: LongRoPE turns by one table of frequencies in short contexts and by "
+                "another in long ones; served is one table for all"
+            )
         _agree(rope, given, f"their old spelling {spelling}")
     beside = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     _agree(rope, {name: config[name] for name in beside if name in config}, "the key beside them")
@@ -156,16 +157,6 @@ def _agree(rope: dict[str, Any], given: dict[str, Any], where: str) -> None:
                 f"{name}: rope_parameters say {rope[name]!r}, {where} says {value!r}; "
                 "let them agree"
             )
-
-
-def _refuse_unserved_rope(rope: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first RoPE parameter in `rope` that we do not serve."""
-    _refuse(rope, REFUSED_IN_ROPE)
-    if rope.get("rope_type") in ("longrope", "su"):
-        raise ValueError(
-            "rope_type: LongRoPE turns by one table of frequencies in short contexts and by "
-            "another in long ones; served is one table for all"
-        )
 
 
 def _refuse_odd_rope(rope: Mapping[str, Any], family: Family) -> None:

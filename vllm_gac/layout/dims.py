@@ -16,11 +16,9 @@ from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.schema import (
     Experts,
     HfConfig,
-    KeySection,
     LayerSection,
     LinearName,
     Role,
-    ValueSection,
     validate,
 )
 
@@ -347,7 +345,14 @@ def layer_of(section: LayerSection, config: HfConfig, head_dim: int, where: str)
     """The layout of `section`, with defaults from `config`; CheckpointError if it is impossible."""
     key, value = section.key, section.value
     query_heads = section.query_heads or config.num_attention_heads
-    _check_heads(key, value, query_heads, where)
+    if query_heads % key.heads:
+        raise CheckpointError(
+            f"{where}.key.heads: {key.heads} does not divide {query_heads} query heads"
+        )
+    if key.heads % value.heads:
+        raise CheckpointError(
+            f"{where}.value.heads: {value.heads} does not divide {key.heads} key heads"
+        )
     if config.experts and (section.ranks or section.intermediate_size != config.width):
         raise CheckpointError(
             f"{where}: the experts of a {FAMILIES[config.model_type].name} stay as they are, with "
@@ -392,17 +397,6 @@ def layer_of(section: LayerSection, config: HfConfig, head_dim: int, where: str)
         intermediate_size=section.intermediate_size,
         ranks=MappingProxyType({str(name): rank for name, rank in section.ranks.items()}),
     )
-
-
-def _check_heads(key: KeySection, value: ValueSection, query_heads: int, where: str) -> None:
-    if query_heads % key.heads:
-        raise CheckpointError(
-            f"{where}.key.heads: {key.heads} does not divide {query_heads} query heads"
-        )
-    if key.heads % value.heads:
-        raise CheckpointError(
-            f"{where}.value.heads: {value.heads} does not divide {key.heads} key heads"
-        )
 
 
 def _dense_layout(config: HfConfig, where: str) -> ModelLayout:
