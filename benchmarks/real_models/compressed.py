@@ -6,17 +6,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.real_models.rows import ROWS, Row
-from vllm_gac.checkpoint.atomic_files import write_json
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import GacError
-from vllm_gac.layout.dims import layer_of
-from vllm_gac.layout.schema import LayerSection
-from vllm_gac.planning.plan_file import dense_plan
 
 # All rows can be served in FP8 without padding.
 _FP8 = ("--quantization", "fp8_per_tensor", "--kv-cache-dtype", "fp8")
@@ -70,11 +66,8 @@ class Making:
     def _compress(self, row: Row, out: Path) -> None:
         plan, stats = out.with_suffix(".plan.json"), ("--stats", f"{self.stats}")
         plan.unlink(missing_ok=True)
-        if row.uniform is not None:
-            write_json(plan, _uniform_plan(self.model, row.uniform))
-        else:
-            options = (*(row.options or ()), *_FP8, *stats)
-            self._run(out, "plan", f"{self.model}", "--out", f"{plan}", *options)
+        options = (*(row.options or ()), *_FP8, *stats)
+        self._run(out, "plan", f"{self.model}", "--out", f"{plan}", *options)
         made = ("--out", f"{out}", "--plan", f"{plan}", *stats, *self._how)
         self._run(out, "compress", f"{self.model}", *made)
 
@@ -128,24 +121,6 @@ def facts(dense: Path, model: Path) -> dict[str, Any]:
 def forget(work: Path, name: str) -> None:
     """Remove the model of a row."""
     shutil.rmtree(work / directory_name(name), ignore_errors=True)
-
-
-def _uniform_plan(model: Path, sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The plan that changes sections of the dense model's layers, in all of them alike."""
-    dense = open_checkpoint(model)
-    plan = dense_plan(dense, ("heads",)).model_dump(mode="json")
-    for layer in plan["layers"]:
-        for part, changes in sections.items():
-            for key, value in changes.items():
-                whole = layer[part][key]
-                layer[part][key] = value if isinstance(value, str) else int(value * whole)
-            layer["rope_table"] = layer["key"]["form"] == "rotary" and "key" in sections
-    read = [LayerSection.model_validate(layer) for layer in plan["layers"]]
-    layers = tuple(layer_of(each, dense.config, dense.layout.head_dim, "layer") for each in read)
-    smaller = replace(dense.layout, layers=layers)
-    plan["parameters"]["used"] = smaller.parameters
-    plan["kv_elements"]["used"] = smaller.kv_elements
-    return plan
 
 
 def _last_line(log: Path) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from typing import Any
 
 from vllm_gac.errors import GacError
 
@@ -17,13 +16,10 @@ class Row:
 
     Attributes:
         options: Of `vllm-gac plan`; None: the dense model.
-        uniform: Sections of a layer that replace the dense model's in every layer, as plan.json has
-            them, where the dims are not planned. Sizes are shares of the dense head's.
         healed: Whether the compressed model is trained by `vllm-gac heal`.
     """
 
     options: Sequence[str] | None
-    uniform: dict[str, dict[str, Any]] | None = None
     healed: bool = False
 
     @property
@@ -58,21 +54,13 @@ _COMPRESSED = {
         *(None, 0.5, "--method", "heads", "--key-form", "rotary"),
         *("--key-group", "1", "--value-group", "1"),
     ),
-    # One form alone, with the same dims in all layers: half the bytes of keys, or of values.
-    "rotary keys alone, KV .75": Row((), {"key": {"form": "rotary", "size": 0.5}}),
-    "latent keys alone, KV .75": Row((), {"key": {"form": "latent", "size": 0.5}}),
-    "values alone, KV .75": Row((), {"value": {"size": 0.5}}),
-    "merged values alone, KV .75": Row((), {"value": {"heads": 0.5}}),
 }
 
 ROWS = {
     DENSE: Row(None),
     OWN_ATTENTION: Row(None),
     **_COMPRESSED,
-    **{
-        f"{name}{HEALED}": Row(row.options, row.uniform, healed=True)
-        for name, row in _COMPRESSED.items()
-    },
+    **{f"{name}{HEALED}": Row(row.options, healed=True) for name, row in _COMPRESSED.items()},
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.common.json_lines import append_line, lines_of
+from benchmarks.common.result import Result
 from benchmarks.real_models import answers, parts, texts
 from benchmarks.real_models.__main__ import main
 from benchmarks.real_models.as_served import against_reference
@@ -167,22 +168,33 @@ def test_patterns_choose_rows() -> None:
         chosen(["KV 9"])
 
 
-@pytest.mark.parametrize("row", ["values alone, KV .75", "latent keys alone, KV .75"])
-def test_a_form_alone_has_the_same_dims_in_all_layers(row: str, tmp_path: Path) -> None:
+def test_forms_are_compared_at_equal_bytes(tmp_path: Path) -> None:
     model, stats = tmp_path / "model", tmp_path / "stats.safetensors"
-    write(model, config())
-    write_text(tmp_path / "text", 2048)
+    write(model, config(num_hidden_layers=5, head_dim=32))
+    write_text(tmp_path / "text", 8192)
     request = CalibrateRequest(methods=("heads",), max_tokens=1024)
     calibrate(model, [tmp_path / "text"], stats, request, progress=False)
-    making = Making(model, stats, tmp_path, [], 0, "cpu", seconds=300)
-    made = open_checkpoint(making.make(row)).layout
-    dense = open_checkpoint(model).layout
-    assert made.kv_elements == 0.75 * dense.kv_elements
-    assert len({(layer.key, layer.value) for layer in made.layers}) == 1
-    part = "value" if row.startswith("values") else "key"
-    other = "key" if part == "value" else "value"
-    assert getattr(made.layers[0], part).size == dense.head_dim / 2
-    assert getattr(made.layers[0], other) == getattr(dense.layers[0], other)
+    for kind in ("code", "answers"):
+        texts.write_records(tmp_path / f"{kind}-held-out.jsonl.gz", [{"text": "words " * 200}])
+    out = tmp_path / "forms.json"
+    options = ["--texts", f"{tmp_path}", "--stats", f"{stats}", "--device", "cpu"]
+    options += ["--rows", "*0.75", "--max-tokens", "512"]
+    assert main(["forms", f"{model}", f"{out}", *options]) == 0
+    result, layers = (
+        Result.model_validate_json(path.read_text())
+        for path in (out, tmp_path / "forms_layers.json")
+    )
+    rows = {row["row"]: row for row in result.rows if isinstance(row, dict)}
+    dense = rows.pop("dense")
+    assert (dense["code: divergence, nats a token"], dense["code: first choice agrees"]) == (0, 1)
+    assert {row["KV cache kept"] for row in rows.values()} == {0.75}
+    expected = {name: row["expected loss, nats a token"] for name, row in rows.items()}
+    assert min(expected, key=lambda name: expected[name]) == "all forms, cache 0.75"
+    assert {"rotary keys", "latent keys", "values", "merged values"} <= {
+        name.partition(",")[0] for name in rows
+    }
+    assert all(row["answers: divergence, nats a token"] > 0 for row in rows.values())
+    assert len(layers.rows) == 5
 
 
 def test_a_row_that_cannot_be_made_says_why(tmp_path: Path) -> None:
