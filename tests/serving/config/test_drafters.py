@@ -14,7 +14,7 @@ from vllm_gac.serving.plugin import register
 
 V1, V2 = "0", "1"  # vLLM's model runners
 THREE: dict[str, Any] = {"num_speculative_tokens": 3}
-EAGLE, EAGLE3 = ({"method": name, "model": "dense", **THREE} for name in ("eagle", "eagle3"))
+EAGLE = {"method": "eagle", "model": "dense", **THREE}
 MEDUSA, DRAFT_MODEL = {"method": "medusa", "model": "dense", **THREE}, {"model": "dense", **THREE}
 HIDDEN_STATES = {"method": "extract_hidden_states", "num_speculative_tokens": 1}
 OTHER, OURS = {"attention_backend": "FLASH_ATTN"}, {"attention_backend": "GAC"}
@@ -43,14 +43,9 @@ def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         ("GAC", V2, {"method": "ngram", **THREE}, None),
         ("GAC", V2, HIDDEN_STATES, None),
         ("GAC", V1, MEDUSA, None),
-        ("GAC", V2, EAGLE, rf"{FLAG}.*\(eagle\)"),
-        ("GAC", V2, EAGLE3, rf"{FLAG}.*\(eagle3\)"),
-        ("GAC", V2, EAGLE | OTHER, None),
-        ("GAC", V1, EAGLE, None),
-        ("GAC", V2, DRAFT_MODEL, FLAG),
-        ("GAC", V2, DRAFT_MODEL | OTHER, FLAG),
-        ("GAC", V1, DRAFT_MODEL, None),
-        ("GAC", V1, DRAFT_MODEL | OURS, "--speculative-config: attention_backend"),
+        *(("GAC", V2, method, FLAG) for method in (EAGLE, DRAFT_MODEL, DRAFT_MODEL | OTHER)),
+        ("GAC", V1, EAGLE, FLAG),
+        (None, V1, DRAFT_MODEL | OURS, "--speculative-config: attention_backend"),
         (None, V2, EAGLE | OURS, "--speculative-config: attention_backend"),
         (None, V2, EAGLE, None),
         (None, V2, DRAFT_MODEL, None),

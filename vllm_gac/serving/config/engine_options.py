@@ -33,9 +33,11 @@ KV_CACHE_DTYPES: tuple[CacheDType, ...] = ("auto", "float16", "bfloat16", "fp8",
 MAX_DECODE_QUERY = 8
 # The value of --attention-backend by which vLLM's own models get our attention.
 GAC = "GAC"
-# Methods of --speculative-config whose drafter has no attention, or never inherits a backend.
-_NO_ATTENTION = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "custom_class")
-_INHERIT_NONE = (*_NO_ATTENTION, "extract_hidden_states", "dflash", "dspark")
+# Methods of --speculative-config whose drafter has no attention.
+_WITHOUT_ATTENTION = (
+    "ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "custom_class",
+    "extract_hidden_states",
+)  # fmt: skip
 
 
 def check_role(model_config: "ModelConfig") -> None:
@@ -117,10 +119,10 @@ def check_backends(vllm_config: "VllmConfig") -> None:
 
 
 def _check_drafter(vllm_config: "VllmConfig") -> None:
-    """Raise CheckpointError if the layers of a drafter would get one of our backends.
+    """Raise CheckpointError if the layers of a drafter would, or might, get one of our backends.
 
-    vLLM's first model runner chooses a drafter's backend anew. With its second one, the drafter
-    inherits the model's unless the options name another, and a whole draft model always does.
+    With its second model runner, vLLM gives the model's backend to a drafter, too, unless it names
+    another, and to a whole draft model always.
     """
     speculative = vllm_config.speculative_config
     if speculative is None:
@@ -131,19 +133,10 @@ def _check_drafter(vllm_config: "VllmConfig") -> None:
             f"--speculative-config: attention_backend is {named.name}, which was not tried with "
             "drafters; name another one"
         )
-    if not gac_backend_requested(vllm_config) or not vllm_config.use_v2_model_runner:
-        return
-    if speculative.method == "draft_model":
+    if gac_backend_requested(vllm_config) and speculative.method not in _WITHOUT_ATTENTION:
         raise CheckpointError(
-            f"--attention-backend {GAC}: vLLM would give it to the draft model, too, whatever "
-            "--speculative-config says, and it was not tried with drafters; leave it out, or draft "
-            "by n-grams"
-        )
-    if named is None and speculative.method not in _INHERIT_NONE:
-        raise CheckpointError(
-            f"--attention-backend {GAC}: vLLM would give it to the drafter ({speculative.method}), "
-            "too, and it was not tried with drafters; name the drafter's own in "
-            '--speculative-config, as in "attention_backend": "FLASH_ATTN"'
+            f"--attention-backend {GAC}: was not tried beside a drafter with attention of its own "
+            f"({speculative.method}); leave it out, or draft by n-grams"
         )
 
 
