@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tests.alignment.random_models import RandomModel, models
 from vllm_gac.alignment.rules import STRATEGIES, align, padded_layout
 from vllm_gac.layout.dims import (
-    LINEARS,
     KeyLayout,
     ModelLayout,
     layout_of,
@@ -76,16 +75,3 @@ def dense(head_dim: int, width: int = 64) -> ModelLayout:
 def test_keys_of_the_models_own_size_get_a_table_only_if_they_grow() -> None:
     assert padded_layout(dense(108), "minimal").layers[0].key == KeyLayout("rotary", 2, 112, True)
     assert padded_layout(dense(112), "minimal").layers[0].key == KeyLayout("rotary", 2, 112)
-
-
-def test_each_gpus_part_of_a_width_is_aligned_and_nothing_else_is_split() -> None:
-    after = padded_layout(dense(112, width=150), "minimal", tp=4)
-    assert after.layers[0].intermediate_size == 4 * 40
-    assert after.layers[0].key.size == 112
-
-
-def test_a_rank_stays_within_the_full_rank_of_its_linear() -> None:
-    layout = replace(dense(112), hidden_size=60)
-    layer = replace(layout.layers[0], ranks=dict.fromkeys(LINEARS, 59))
-    after = padded_layout(replace(layout, layers=(layer,)), "minimal")
-    assert set(after.layers[0].ranks.values()) == {60}

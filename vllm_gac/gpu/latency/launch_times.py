@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.latency.interpolation import interpolate
 
 # Of two columns of the fit: the squared sine of the angle below which they tell the same.
@@ -30,31 +29,15 @@ class MeasuredLaunches:
 
 
 class LaunchTimes:
-    """The law of one kernel on one GPU.
+    """The law of one kernel on one GPU, by what was measured at each number of tokens."""
 
-    Args:
-        measured: by number of tokens.
-        what: the linear layers, as an error names them.
-        gpu: the GPU.
-
-    Raises:
-        ProfileError: if times cannot be as they are measured.
-    """
-
-    def __init__(
-        self, measured: Mapping[int, Sequence[MeasuredLaunches]], what: str, gpu: str
-    ) -> None:
+    def __init__(self, measured: Mapping[int, Sequence[MeasuredLaunches]]) -> None:
         self.log_tokens = [math.log(tokens) for tokens in sorted(measured)]
         self.overheads: list[float] = []
         self.slowdowns: list[float] = []
         overhead = 0.0
         for tokens in sorted(measured):
             overhead, slowdown = _fit(measured[tokens], overhead)
-            if not math.isfinite(overhead + slowdown):
-                raise ProfileError(
-                    f"the profile of {gpu} has times of {what} that cannot be (tokens: {tokens}); "
-                    "measure again with vllm-gac profile"
-                )
             self.overheads.append(overhead)
             self.slowdowns.append(slowdown)
 
@@ -78,14 +61,12 @@ def _fit(measured: Sequence[MeasuredLaunches], known: float) -> tuple[float, flo
     """The overhead of a launch and its slowdown, by least squares of relative errors.
 
     If `measured` does not tell them apart, or one would be negative, the overhead is `known`, and
-    no launch is faster than the roofline. Not finite if no time can be as it is measured.
+    no launch is faster than the roofline.
     """
     rows = [(m.launches / m.whole, m.roofline / m.whole, m.time / m.whole) for m in measured]
     aa, bb = sum(a * a for a, _, _ in rows), sum(b * b for _, b, _ in rows)
     ab = sum(a * b for a, b, _ in rows)
     ay, by = sum(a * y for a, _, y in rows), sum(b * y for _, b, y in rows)
-    if not 0 < aa * bb < math.inf:
-        return known, math.nan
     if (determinant := aa * bb - ab * ab) > _PARALLEL * aa * bb:
         overhead = (ay * bb - by * ab) / determinant
         slowdown = (by * aa - ay * ab) / determinant

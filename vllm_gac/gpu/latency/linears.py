@@ -200,13 +200,13 @@ class _KernelTimes:
         for entry in profile.low_rank:
             if (launches := self._measured(entry)).launches:
                 low_rank[entry.tokens].append(launches)
-        self.factors = LaunchTimes(low_rank, "low-rank linears", profile.gpu)
+        self.factors = LaunchTimes(low_rank)
         swiglu: dict[int, list[MeasuredLaunches]] = defaultdict(list)
         for time in profile.swiglu:
             ideal = roofline(profile).gemm(time.tokens, 2 * time.features, time.width)
             measured = MeasuredLaunches(1, ideal, time.microseconds, time.microseconds)
             swiglu[time.tokens].append(measured)
-        self.gate_up = LaunchTimes(swiglu, "gate and up", profile.gpu)
+        self.gate_up = LaunchTimes(swiglu)
 
     def computes(self, launch: _Launch, tokens: int) -> bool:
         """Whether a server runs `launch` by our kernel; never if the profile has no times of it."""
