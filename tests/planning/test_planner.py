@@ -102,7 +102,7 @@ def test_a_plan_is_the_best_of_all_choices(models: Models) -> None:
         value_group=1,
     )
     plan = best_plan(tiny, losses, request)
-    sizes = request.allowed_dims.up_to(dense.head_dim, "head")
+    sizes = request.up_to(dense.head_dim, "head")
     best = math.inf
     for k0, v0, k1, v1 in itertools.product(sizes, repeat=4):
         if dense.num_key_value_heads * (k0 + v0 + k1 + v1) <= plan.kv_elements.allowed:
@@ -519,7 +519,6 @@ def test_planned_dims_need_no_padding_for_quantization(
         quantization=quantization,
         kv_cache_dtype=cache,
     )
-    assert request.allowed_dims.quantized == quantized
     planned = planned_layout(big, best_plan(big, made_up_losses(big.layout), request))
     assert padded_layout(planned, "minimal", None, tp, quantized) == planned
 

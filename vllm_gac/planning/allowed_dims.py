@@ -1,10 +1,8 @@
 """The dims that an alignment strategy allows, up to the dense one."""
 
-from dataclasses import dataclass
 from functools import cache
 
 from vllm_gac.alignment import rules
-from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
 from vllm_gac.layout.rounding import evenly_spread
 from vllm_gac.layout.schema import Role, Strategy
 
@@ -19,32 +17,20 @@ _STEPS: dict[Role, tuple[tuple[int, ...], int]] = {
 _MAX_DIMS: dict[Role, int] = {"head": 24, "width": 1 << 16, "rank": 1 << 16}
 
 
-@dataclass(frozen=True, slots=True)
-class AllowedDims:
-    """The dims that an alignment strategy allows (see alignment/rules.py)."""
-
-    strategy: Strategy
-    gpu: str | None = None
-    tensor_parallel_size: int = 1
-    quantized: QuantizationMultiples = NOT_QUANTIZED
-
-    def up_to(self, full: int, role: Role, heads: int = 1) -> tuple[int, ...]:
-        """The allowed dims in rising order.
-
-        Args:
-            full: The dense dim, which is always allowed.
-            role: What the dim is: a head size, a rank or a width.
-            heads: The number of heads that have this size.
-        """
-        parallel = self.tensor_parallel_size
-        multiple = self.quantized.multiple(role, heads, parallel)
-        return _allowed_dims(full, self.strategy, role, self.gpu, parallel, multiple)
-
-
 @cache
-def _allowed_dims(
+def allowed_dims(
     full: int, strategy: Strategy, role: Role, gpu: str | None, parallel: int, multiple: int
 ) -> tuple[int, ...]:
+    """The allowed dims in rising order.
+
+    Args:
+        full: The dense dim, which is always allowed.
+        strategy: The alignment strategy (alignment/rules.py).
+        role: What the dim is: a head size, a rank or a width.
+        gpu: Whose profile the strategy `measured` reads.
+        parallel: The number of GPUs that widths are split over.
+        multiple: Only multiples of this are allowed.
+    """
     more = {"tensor_parallel_size": parallel, "multiple": multiple}
     dims = {full, *rules.allowed_dims(1, full, strategy, role, gpu, **more)}
     if strategy == "minimal":

@@ -134,7 +134,7 @@ def choices_of(dense: ModelLayout, request: PlanRequest, deployment: Deployment 
         tensor_parallel_size=request.tensor_parallel_size,
         # Under a budget of time, those of one input: they are computed together.
         together=ONE_INPUT if request.weighs_time else [(name,) for name in LINEARS],
-        up_to=request.allowed_dims.up_to,
+        up_to=request.up_to,
         served=served,
         fastest=fastest,
     )

@@ -15,9 +15,9 @@ from vllm_gac.gpu.latency.layer import BatchMix, Deployment, lacks_fused_times
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.schema import Strategy
+from vllm_gac.layout.schema import Role, Strategy
 from vllm_gac.options import option, refuse_unexpected
-from vllm_gac.planning.allowed_dims import AllowedDims
+from vllm_gac.planning.allowed_dims import allowed_dims
 
 # The objective of a plan within a loss.
 Minimized: TypeAlias = Literal["time", "bytes"]
@@ -242,11 +242,12 @@ class PlanRequest:
         """Whether time has a budget, or is to be the shortest."""
         return self.limits_time or (self.max_loss is not None and self.minimize == "time")
 
-    @property
-    def allowed_dims(self) -> AllowedDims:
-        """The dims that the alignment, the number of GPUs and the quantization allow."""
+    def up_to(self, full: int, role: Role, heads: int = 1) -> tuple[int, ...]:
+        """The dims of so many `heads` that alignment, number of GPUs and quantization allow."""
+        parallel = self.tensor_parallel_size
         quantized = quantized_as(self.quantization, self.kv_cache_dtype == "fp8")
-        return AllowedDims(self.align, self.gpu, self.tensor_parallel_size, quantized)
+        multiple = quantized.multiple(role, heads, parallel)
+        return allowed_dims(full, self.align, role, self.gpu, parallel, multiple)
 
     def deployment(self) -> "Deployment | None":
         """The deployment that the plan is for, or None if the request names none.
