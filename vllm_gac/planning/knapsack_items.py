@@ -118,13 +118,20 @@ def choices_of(dense: ModelLayout, request: PlanRequest, deployment: Deployment 
 
     def served(layers: Iterable[LayerLayout]) -> list[LayerLayout]:
         first = dense.layers[0]  # whose attention vLLM's own serves
-        return [layer for layer in layers if layer == first or _fits(dense, layer, serving)]
+        gpu, sizes = serving.profile.capability, (1 if serving.types.cache == "fp8" else 2,)
+        return [x for x in layers if x == first or fits_decode_kernel(dense, x, gpu, sizes)]
 
     def fastest(prefix: str, layers: Sequence[LayerLayout]) -> list[LayerLayout]:
         if deployment is None or request.minimize != "time":
             return list(layers)
         time = attention_microseconds if prefix.startswith("self_attn.") else mlp_microseconds
-        return _drop_slower_than_larger(dense, layers, time, deployment)
+        kept: list[LayerLayout] = []
+        shortest = math.inf
+        for layer in reversed(layers):
+            if (needed := time(dense, layer, deployment)) < shortest:
+                kept.insert(0, layer)
+                shortest = needed
+        return kept
 
     return Choices(
         dense=dense,
@@ -138,32 +145,6 @@ def choices_of(dense: ModelLayout, request: PlanRequest, deployment: Deployment 
         served=served,
         fastest=fastest,
     )
-
-
-def _fits(dense: ModelLayout, layer: LayerLayout, deployment: Deployment) -> bool:
-    """Whether our attention kernels can serve `layer` in this deployment."""
-    itemsize = 1 if deployment.types.cache == "fp8" else 2
-    return fits_decode_kernel(dense, layer, deployment.profile.capability, (itemsize,))
-
-
-def _drop_slower_than_larger(
-    dense: ModelLayout,
-    layers: Sequence[LayerLayout],
-    time: Callable[[ModelLayout, LayerLayout, Deployment], float],
-    deployment: Deployment,
-) -> list[LayerLayout]:
-    """Leave out layers that take as long as one with a larger dim.
-
-    `layers` are in the order of rising dims.
-    """
-    kept: list[LayerLayout] = []
-    shortest = math.inf
-    for layer in reversed(layers):
-        needed = time(dense, layer, deployment)
-        if needed < shortest:
-            kept.insert(0, layer)
-            shortest = needed
-    return kept
 
 
 def _costs(
