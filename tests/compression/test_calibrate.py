@@ -110,7 +110,7 @@ def test_two_calibrations_at_once_are_refused(
     append = StatsFile.append
 
     def another_run(self: StatsFile, index: int, stats: Any) -> None:
-        with pytest.raises(CheckpointError, match="another process is writing here"):
+        with pytest.raises(CheckpointError, match=str(tmp_path)):
             calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
         append(self, index, stats)
 
@@ -144,7 +144,7 @@ def test_statistics_without_neighbours_do_not_merge_values(
     dense = checkpoint.layout
     merged = replace(dense.layers[0], value=ValueLayout(1, 16))
     target = replace(dense, layers=(merged,) * 2)
-    with pytest.raises(CheckpointError, match="for 1 value heads at a time, 2"):
+    with pytest.raises(CheckpointError, match=str(tmp_path / "stats")):
         check_stats(tmp_path / "stats", dense, checkpoint.identity, target)
 
 
@@ -152,9 +152,9 @@ def test_an_existing_file_and_a_model_that_cannot_be_calibrated_are_refused(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "stats").touch()
-    with pytest.raises(CheckpointError, match="exists; remove it"):
+    with pytest.raises(CheckpointError, match=str(tmp_path / "stats")):
         calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
-    with pytest.raises(CheckpointError, match="no such directory"):
+    with pytest.raises(CheckpointError, match="nowhere"):
         calibrate(tmp_path / "nowhere", [text], tmp_path / "other", RUN, progress=False)
     assert not list(tmp_path.glob("*.partial"))
 
@@ -196,15 +196,14 @@ def test_statistics_of_another_format_are_refused(
     changed = metadata if of is None else metadata | {"format": of}  # the first had no number
     save_file(load_file(tmp_path / "stats"), tmp_path / "other", changed)
     checkpoint = open_checkpoint(model)
-    said = f"statistics of format '{of or 1}', this release reads 3 and 4; calibrate again"
-    with pytest.raises(VersionError, match=said):
+    with pytest.raises(VersionError, match=f"'{of or 1}'"):
         check_stats(tmp_path / "other", checkpoint.layout, checkpoint.identity)
 
 
 def test_weights_are_no_statistics(model: Path) -> None:
     checkpoint = open_checkpoint(model)
     (weights,) = model.glob("*.safetensors")
-    with pytest.raises(CheckpointError, match="not statistics that 'vllm-gac calibrate' wrote"):
+    with pytest.raises(CheckpointError, match=str(weights)):
         check_stats(weights, checkpoint.layout, checkpoint.identity)
 
 

@@ -144,7 +144,7 @@ def test_metadata_that_do_not_say_what_was_measured(
 def test_statistics_of_other_weights_are_refused(measured: Path, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(measured / "model")
     other = {**checkpoint.identity, "model_weights_sha256": "0" * 64}
-    with pytest.raises(CheckpointError, match="weights: differs"):
+    with pytest.raises(CheckpointError, match="weights"):
         check_stats(measured / "stats", checkpoint.layout, other)
     arrays, metadata = contents(measured / "stats")
     del metadata["model_weights_sha256"]  # as statistics were before
@@ -157,7 +157,7 @@ def test_a_sequence_longer_than_the_context_is_refused(measured: Path) -> None:
     checkpoint = open_checkpoint(measured / "model")
     stats = measured / "stats"
     checked = check_stats(stats, checkpoint.layout, checkpoint.identity)
-    with pytest.raises(CheckpointError, match="sequence_length: 64, more than the 63 tokens of"):
+    with pytest.raises(CheckpointError, match=r"sequence_length: 64.* 63"):
         read_tokens(stats, checked, checkpoint.layout, 63)
 
 

@@ -90,7 +90,7 @@ def test_a_certificate_is_believed_if_its_authority_or_any_is(
         record = answer_to(target)
         if believed == "system":
             assert "certificate verify failed" in str(record.error)
-            with pytest.raises(LoadTestError, match="its certificate is not believed"):
+            with pytest.raises(LoadTestError, match=url):
                 remote(target)
         else:
             assert record.error is None
@@ -123,7 +123,7 @@ def test_a_server_that_refuses_the_key_or_is_not_there_is_an_error() -> None:
     def refuse(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
 
-    with scripted(refuse) as url, pytest.raises(LoadTestError, match="HTTP 401: it refuses the"):
+    with scripted(refuse) as url, pytest.raises(LoadTestError, match="HTTP 401"):
         remote(Target(url, "m"))
-    with pytest.raises(LoadTestError, match="no answer: "):
+    with pytest.raises(LoadTestError, match=url):
         remote(Target(url, "m"))

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+import re
 import socket
 import threading
 import time
@@ -74,7 +75,7 @@ def test_what_a_schedule_says_of_the_body_is_sent() -> None:
     assert (body["stream"], body["max_tokens"]) == (True, 5)
     schedule = Schedule((REQUEST, request), PromptRules(), {})
     check_bodies(schedule, "completions")
-    with pytest.raises(LoadTestError, match="request 2 of the schedule has 'prompt' in its body"):
+    with pytest.raises(LoadTestError, match=r"request 2 .*'prompt'"):
         check_bodies(schedule, "chat")
 
 
@@ -252,15 +253,15 @@ def test_a_socket_that_the_client_lacks_is_its_own_fault(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h", "http://", "http://h:x", ""])
 def test_a_base_url_is_a_url(url: str) -> None:
-    with pytest.raises(LoadTestError, match="expected http://HOST:PORT or https://HOST/PATH"):
+    with pytest.raises(LoadTestError, match=re.escape(repr(url))):
         Target(url, "m")
 
 
 def test_a_base_url_is_what_comes_before_v1() -> None:
     assert Target("https://h/team/llm/", "m", "chat").path == "/team/llm/v1/chat/completions"
-    with pytest.raises(LoadTestError, match="leave out /v1"):
+    with pytest.raises(LoadTestError, match="/v1"):
         Target("https://h/v1/", "m")
-    with pytest.raises(LoadTestError, match="give a header") as caught:
+    with pytest.raises(LoadTestError, match="URL of h") as caught:
         Target("https://me:secret@h", "m")
     assert "secret" not in str(caught.value)
 
@@ -309,7 +310,7 @@ def test_a_key_that_no_header_may_have_is_refused_and_not_shown(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
     if key:
-        with pytest.raises(LoadTestError, match="which no header may") as caught:
+        with pytest.raises(LoadTestError) as caught:
             request_headers(())
         assert str(caught.value).startswith("OPENAI_API_KEY: its ")
         assert "secret" not in str(caught.value)
@@ -317,6 +318,6 @@ def test_a_key_that_no_header_may_have_is_refused_and_not_shown(
         assert request_headers(()) == ()
     (tmp_path / "key").write_text("sk-good\n")
     assert request_headers((), tmp_path / "key") == (("Authorization", "Bearer sk-good"),)
-    with pytest.raises(LoadTestError, match="which no header may") as caught:
+    with pytest.raises(LoadTestError, match="X-Team") as caught:
         request_headers([f"X-Team: sec\nret{key}"])
     assert "sec" not in str(caught.value)

@@ -135,13 +135,3 @@ def test_shorter_answers_do_not_win(tmp_path: Path) -> None:
     assert said.startswith("imaginary: answers have another length (0.38x at 2/s)")
     assert "gac is 5.0 % slower" in said
     assert "whole answer" not in said
-
-
-def test_a_gates_option_without_a_gate_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = write_run(tmp_path / "a")
-    given = ["report", str(tmp_path / "r.html"), str(run)]
-    for option in (["--margin", "5%"], ["--these-starts"]):
-        assert main([*given, *option]) == 1
-        assert option[0] in capsys.readouterr().err

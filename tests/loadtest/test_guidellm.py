@@ -109,23 +109,12 @@ def test_a_client_that_sends_late_is_invalid(tmp_path: Path) -> None:
     assert run.verdict.reasons[0].startswith("requests were sent 100.0 ms late")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[]", "no benchmarks of guidellm"),
-        ('{"metadata": {"version": 1}}', "schema 1, expected 2"),
-        ('{"metadata": {"version": 2}, "benchmarks": []}', "constant or Poisson arrivals"),
-    ],
-)
-def test_another_file_is_one_clear_error(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(text)
-    with pytest.raises(LoadTestError, match=message):
-        read_guidellm(path)
-
-
-def test_a_sample_of_the_requests_is_refused(tmp_path: Path) -> None:
-    some = benchmark(0.2, 0.02)
+def test_another_file_and_a_sample_of_the_requests_are_refused(tmp_path: Path) -> None:
+    some, path = benchmark(0.2, 0.02), tmp_path / "a.json"
     some["config"]["sample_size"] = 20
-    with pytest.raises(LoadTestError, match="a sample of 20 requests"):
-        read_guidellm(written(tmp_path / "a.json", some))
+    sample = written(path, some).read_text()
+    none = '{"metadata": {"version": 2}, "benchmarks": []}'
+    for text in ("[]", '{"metadata": {"version": 1}}', none, sample):
+        path.write_text(text)
+        with pytest.raises(LoadTestError, match=str(path)):
+            read_guidellm(path)

@@ -42,7 +42,9 @@ def test_a_schedule_that_is_there_is_kept(
             "/dev/null/s.traffic.json: cannot be written (Not a directory)",
         ),
         (["ab", "missing.yaml", "out"], "missing.yaml: cannot be read: No such file"),
-        (["ab", "x.yaml", "out", "--repeats", "101"], "--repeats 101: expected 1 to 100"),
+        (["ab", "x.yaml", "out", "--repeats", "101"], "--repeats 101"),
+        (["report", "r.html", "run", "--margin", "5%"], "--margin"),
+        (["report", "r.html", "run", "--these-starts"], "--these-starts"),
     ],
 )
 def test_a_mistake_is_one_line(

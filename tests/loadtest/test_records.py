@@ -50,26 +50,25 @@ def test_records_survive_their_file_in_the_order_of_the_schedule(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line",
     [
-        ('{"index": 0', "not JSON"),
-        ("{}", "not a record"),
-        ("[]", "not a record"),
-        (to_line(record()).replace('"index":0', '"index":"0"'), "not a record"),
-        (to_line(record()).replace("1.75", "null"), "not a record"),
-        (to_line(record()).replace('"index"', '"place"'), "not a record"),
+        '{"index": 0',
+        "{}",
+        "[]",
+        to_line(record()).replace('"index":0', '"index":"0"'),
+        to_line(record()).replace("1.75", "null"),
+        to_line(record()).replace('"index"', '"place"'),
     ],
 )
-def test_a_malformed_record_is_refused(tmp_path: Path, line: str, message: str) -> None:
+def test_a_malformed_record_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "records.0.jsonl"
     path.write_text(f"{to_line(record(9))}\n{line}\n")
-    with pytest.raises(LoadTestError, match=message) as caught:
+    with pytest.raises(LoadTestError, match=f"{path}:2"):
         read_records([path])
-    assert f"{path}:2" in str(caught.value)
 
 
 def test_records_of_two_runs_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "records.0.jsonl"
     path.write_text(f"{to_line(record())}\n{to_line(record())}\n")
-    with pytest.raises(LoadTestError, match="recorded twice"):
+    with pytest.raises(LoadTestError, match=f"{path}:2"):
         read_records([path])

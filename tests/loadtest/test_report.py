@@ -177,25 +177,25 @@ def test_one_invalid_run_of_many_is_told_and_left_out(tmp_path: Path) -> None:
 def test_completions_and_chat_of_one_server_do_not_pool(tmp_path: Path) -> None:
     runs = [load_run(write_run(tmp_path / f"{n}", seed=n)) for n in range(2)]
     runs[1].info["endpoint"] = "chat"
-    with pytest.raises(LoadTestError, match="endpoints; report them apart"):
+    with pytest.raises(LoadTestError, match=str(runs[0].directory)):
         build_report(runs, ReportOptions())
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        (ReportOptions(baseline="other"), "no runs of baseline 'other'; there are dense"),
-        (ReportOptions(warmup=-5), "--warmup -5: expected seconds, 0 or more"),
-        (ReportOptions(slo_ttft=0.0), "--slo-ttft 0: expected a number above 0"),
-        (ReportOptions(slo_tpot=-1.0), "--slo-tpot -1: expected a number above 0"),
-        (ReportOptions(warmup=500), "no request between 500 and 120 s, that is after a warm-up"),
+        (ReportOptions(baseline="other"), "'other'"),
+        (ReportOptions(warmup=-5), "--warmup -5"),
+        (ReportOptions(slo_ttft=0.0), "--slo-ttft 0"),
+        (ReportOptions(slo_tpot=-1.0), "--slo-tpot -1"),
+        (ReportOptions(warmup=500), "500 s"),
     ],
 )
 def test_a_wrong_option_is_one_clear_error(
-    tmp_path: Path, options: ReportOptions, message: str
+    tmp_path: Path, options: ReportOptions, named: str
 ) -> None:
     run = write_run(tmp_path / "a")
-    with pytest.raises(LoadTestError, match=re.escape(message)):
+    with pytest.raises(LoadTestError, match=named):
         write_report([run], tmp_path / "r.html", options)
     assert not (tmp_path / "r.html").exists()
 
@@ -206,14 +206,14 @@ def test_a_run_without_a_record_has_no_report(tmp_path: Path) -> None:
     lines = (run / "records.0.jsonl").read_text().splitlines(keepends=True)
     for left, warmup in ((0, 0.0), (10, 60.0)):
         (run / "records.0.jsonl").write_text("".join(lines[:left]))
-        with pytest.raises(LoadTestError, match="has a record; the client was killed"):
+        with pytest.raises(LoadTestError, match=str(run)):
             write_report([run], tmp_path / "r.html", ReportOptions(warmup=warmup))
     assert not (tmp_path / "r.html").exists()
 
 
 def test_a_run_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
-    with pytest.raises(LoadTestError, match="this run is given twice"):
+    with pytest.raises(LoadTestError, match=str(run)):
         write_report([run, run / "../a"], tmp_path / "r.html", ReportOptions())
 
 

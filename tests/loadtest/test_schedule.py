@@ -89,7 +89,7 @@ def test_a_schedule_of_our_own_keeps_its_time(tmp_path: Path) -> None:
 def test_other_blocks_have_a_way_out(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(GOOD.replace("600", "30"))
-    with pytest.raises(LoadTestError, match="if blocks have N tokens, write") as caught:
+    with pytest.raises(LoadTestError, match=str(path)) as caught:
         read_schedule(path)
     content = str(caught.value).split(", write ")[1].split(" to ")[0].replace("N", "16")
     path.with_suffix(".traffic.json").write_text(content)
@@ -117,7 +117,7 @@ def test_a_body_survives_its_file_and_may_not_break_the_stream(tmp_path: Path) -
     assert read_schedule(tmp_path / "again.jsonl").requests == schedule.requests
     for key in ("stream", "n"):
         path.write_text(GOOD.replace("{", f'{{"body": {{"{key}": 1}}, ', 1))
-        with pytest.raises(LoadTestError, match=f":1: body: .*'{key}' is the client's"):
+        with pytest.raises(LoadTestError, match=f":1: body: .*'{key}'"):
             read_schedule(path)
 
 
@@ -153,5 +153,5 @@ def test_a_wrong_companion_is_refused(tmp_path: Path, about: object) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(GOOD)
     path.with_suffix(".traffic.json").write_text(json.dumps(about))
-    with pytest.raises(LoadTestError, match="not the companion of a schedule"):
+    with pytest.raises(LoadTestError, match=r"trace\.traffic\.json"):
         read_schedule(path)

@@ -1,6 +1,5 @@
 """The same command goes on where it was stopped, and never mixes two comparisons."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -50,26 +49,26 @@ def test_a_turn_that_is_done_stays_and_one_that_was_stopped_is_put_aside(tmp_pat
 
 def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     turns = Turns(COMPARISON, 1, tmp_path)
-    with pytest.raises(LoadTestError, match="another process measures in it"):
+    with pytest.raises(LoadTestError, match=str(tmp_path)):
         Turns(COMPARISON, 1, tmp_path)
     turns.close()
     for comparison, part, differs in (
         (COMPARISON.model_copy(update={"warmup": 3.0}), 1, "warmup"),
         (COMPARISON, 2, "part"),
     ):
-        with pytest.raises(LoadTestError, match=f"differs in {differs}; name another"):
+        with pytest.raises(LoadTestError, match=f"{tmp_path}.* {differs}"):
             Turns(comparison, part, tmp_path)
     (tmp_path / "comparison.json").unlink()
     (tmp_path / "runs").mkdir()
-    with pytest.raises(LoadTestError, match="holds other runs"):
+    with pytest.raises(LoadTestError, match=str(tmp_path)):
         Turns(COMPARISON, 1, tmp_path)
 
 
-@pytest.mark.parametrize(("text", "message"), [("3", "not the runs"), ('["gone"]', "not there")])
-def test_a_turn_whose_file_is_wrong_is_refused(tmp_path: Path, text: str, message: str) -> None:
+@pytest.mark.parametrize("text", ["3", '["gone"]'])
+def test_a_turn_whose_file_is_wrong_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "turns").mkdir()
     (tmp_path / "turns" / "a-1.json").write_text(text)
-    with pytest.raises(LoadTestError, match=re.escape(message)):
+    with pytest.raises(LoadTestError, match=r"a-1\.json"):
         Turns(COMPARISON, 1, tmp_path)
 
 
@@ -81,5 +80,5 @@ def test_a_key_is_not_written_and_may_be_renewed(tmp_path: Path) -> None:
     for key in ("old-secret", "new-secret"):
         Turns(with_key(key), 1, tmp_path).close()
     assert "secret" not in (tmp_path / "comparison.json").read_text()
-    with pytest.raises(LoadTestError, match="differs in servers"):
+    with pytest.raises(LoadTestError, match="servers"):
         Turns(with_key("new-secret", endpoint="chat"), 1, tmp_path)

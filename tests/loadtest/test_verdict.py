@@ -95,10 +95,10 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadTestError, match="not the directory of a run"):
+    with pytest.raises(LoadTestError, match=str(tmp_path)):
         load_run(tmp_path)
     (tmp_path / "run.json").write_text('{"processes": 1}')
-    with pytest.raises(LoadTestError, match="label: Field required; start_at: Field required"):
+    with pytest.raises(LoadTestError, match=r"label.*start_at"):
         load_run(tmp_path)
 
 
@@ -137,7 +137,7 @@ def test_a_file_that_is_none_is_refused(file: str, content: bytes, tmp_path: Pat
     if (file, content) == ("records.0.jsonl", b""):
         assert load_run(run).verdict.reasons[0].endswith("scheduled requests left no record")
         return
-    with pytest.raises(LoadTestError, match=r"not the (directory|health)|not JSON|not a record"):
+    with pytest.raises(LoadTestError, match=file):
         load_run(run)
 
 
@@ -146,7 +146,7 @@ def test_records_of_another_schedule_are_refused(tmp_path: Path, keep: slice) ->
     run = write_run(tmp_path / "a")
     lines = (run / "schedule.jsonl").read_text().splitlines(keepends=True)
     (run / "schedule.jsonl").write_text("".join(lines[keep]))
-    with pytest.raises(LoadTestError, match="records of another schedule"):
+    with pytest.raises(LoadTestError, match=str(run)):
         load_run(run)
 
 
