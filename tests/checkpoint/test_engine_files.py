@@ -1,6 +1,7 @@
 """What engines read beside the weights is refused before the work if they would refuse it."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from vllm_gac.errors import CheckpointError
         ("generation_config.json", '{"temperature": NaN}'),
         ("generation_config.json", '\ufeff{"temperature": 1.0}'),
         ("tokenizer.json", '{"version": "1.0", "added_tok'),
+        ("tokenizer.json", "version https://git-lfs.github.com/spec/v1"),
+        ("tokenizer_config.json", "{"),
     ],
 )
 def test_a_file_that_no_engine_can_read_is_refused(tmp_path: Path, file: str, text: str) -> None:
@@ -39,3 +42,13 @@ def test_a_file_that_no_engine_can_read_is_refused(tmp_path: Path, file: str, te
         with pytest.raises(CheckpointError, match=file):
             refuse()
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json"])
+def test_no_pipe_and_no_link_out_is_read(tmp_path: Path, name: str) -> None:
+    model = write_model(tmp_path / "model", config())
+    os.mkfifo(model / name)
+    assert str(model / name) in vllm_gac.verify(model).faults[0]
+    (model / name).rename(tmp_path / name)
+    (model / name).symlink_to(tmp_path / name)
+    assert str(model / name) in vllm_gac.verify(model).faults[0]

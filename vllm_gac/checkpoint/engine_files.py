@@ -1,10 +1,13 @@
 """What engines read beside the weights, by code that refuses more than our own reading does."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from vllm_gac.checkpoint.locate import MAX_AUXILIARY_BYTES, refuse_escape
+from vllm_gac.checkpoint.regular_files import read_bounded
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
@@ -23,10 +26,14 @@ def refuse_unserved(directory: Path) -> None:
     readers: dict[str, Callable[[Path], Any]] = {
         "config.json": lambda path: AutoConfig.for_model(**read_json(path)),
         "generation_config.json": lambda path: GenerationConfig(**read_json(path)),
-        "tokenizer.json": lambda path: Tokenizer.from_file(str(path)),
+        "tokenizer_config.json": read_json,
+        "tokenizer.json": lambda path: Tokenizer.from_buffer(
+            read_bounded(path, CheckpointError, MAX_AUXILIARY_BYTES)
+        ),
     }
     for name, read in readers.items():
-        if (path := directory / name).exists():
+        if os.path.lexists(path := directory / name):
+            refuse_escape(directory, path)
             with faults_named(path, "transformers, hence vLLM, cannot use it"):
                 read(path)
 

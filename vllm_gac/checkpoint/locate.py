@@ -38,6 +38,8 @@ OTHERS = (
     "NOTICE*",
     "USE_POLICY*",
 )
+# The largest tokenizers have 35 MB.
+MAX_AUXILIARY_BYTES = 128 << 20
 MAX_SHARDS = 1024
 _GGUF = (
     "a GGUF file, which vllm-gac does not read; start from the safetensors model that it was made "

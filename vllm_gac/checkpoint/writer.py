@@ -11,13 +11,18 @@ from typing import Any
 from vllm_gac.checkpoint.atomic_files import copy_file, write_json
 from vllm_gac.checkpoint.digests import sign_files, unsign_files
 from vllm_gac.checkpoint.dtypes import DTYPES
-from vllm_gac.checkpoint.locate import INDEX_FILE, OTHERS, TOKENIZER, refuse_escape
+from vllm_gac.checkpoint.locate import (
+    INDEX_FILE,
+    MAX_AUXILIARY_BYTES,
+    OTHERS,
+    TOKENIZER,
+    refuse_escape,
+)
 from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.regular_files import sha256_of_file
 from vllm_gac.errors import CheckpointError
 
-# The largest tokenizers have 35 MB, and a model has about ten files beside its weights.
-_MAX_AUXILIARY_BYTES = 128 << 20
+# A model has about ten files beside its weights.
 _MAX_AUXILIARY_FILES = 64
 
 
@@ -34,9 +39,9 @@ def auxiliary_files(source: Path) -> list[Path]:
                 refuse_escape(source, path)
                 files.append(path)
                 size = path.stat().st_size
-                if size > _MAX_AUXILIARY_BYTES:
+                if size > MAX_AUXILIARY_BYTES:
                     raise CheckpointError(
-                        f"{path}: {size} bytes, at most {_MAX_AUXILIARY_BYTES} are copied "
+                        f"{path}: {size} bytes, at most {MAX_AUXILIARY_BYTES} are copied "
                         "with a model; move it elsewhere"
                     )
     if len(files) > _MAX_AUXILIARY_FILES:
