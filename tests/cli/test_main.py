@@ -90,7 +90,11 @@ def test_only_verbs_that_compute_import_torch(tmp_path: Path) -> None:
         "except SystemExit as e: status = e.code\n"
         "sys.exit(status or ('torch' in sys.modules or 'vllm' in sys.modules) * 99)"
     )
-    for args in (["--help"], ["inspect", tmp_path / "model"]):
+    for args in (
+        ["--help"],
+        ["inspect", tmp_path / "model"],
+        ["inspect", "--verify", tmp_path / "model"],
+    ):
         assert command(*args, code=code).returncode == 0, args
 
 

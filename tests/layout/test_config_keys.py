@@ -286,6 +286,12 @@ def test_an_unknown_parameter_of_rope_is_refused(key: str, spelling: str) -> Non
         ),
         ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
         ({"layer_types": 7}, "layer_types"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": []}, "layer_types"),
+        ({"hidden_act": None}, "hidden_act"),
+        ({"rms_norm_eps": None}, "rms_norm_eps"),
+        ({"use_cache": "yes"}, "use_cache"),
+        ({"eos_token_id": "2"}, "eos_token_id.int"),
     ],
 )
 def test_keys_that_say_together_what_we_do_not_serve_are_refused(

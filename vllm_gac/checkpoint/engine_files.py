@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from vllm_gac.checkpoint.locate import MAX_AUXILIARY_BYTES, refuse_escape
 from vllm_gac.checkpoint.regular_files import read_bounded
@@ -14,28 +13,37 @@ from vllm_gac.errors.sanitize import sanitize
 
 
 def refuse_unserved(directory: Path) -> None:
-    """Raise CheckpointError for a config, generation config or tokenizer that no engine can read.
+    """Raise CheckpointError for a generation config or a tokenizer that no engine can read.
 
-    Without transformers, which comes with vLLM, nothing is checked.
+    Without transformers, which comes with vLLM, only their JSON is checked.
     """
-    try:
-        from tokenizers import Tokenizer
-        from transformers import AutoConfig, GenerationConfig
-    except ModuleNotFoundError:
-        return
-    readers: dict[str, Callable[[Path], Any]] = {
-        "config.json": lambda path: AutoConfig.for_model(**read_json(path)),
-        "generation_config.json": lambda path: GenerationConfig(**read_json(path)),
+    readers: dict[str, Callable[[Path], object]] = {
+        "generation_config.json": _read_generation_config,
         "tokenizer_config.json": read_json,
-        "tokenizer.json": lambda path: Tokenizer.from_buffer(
-            read_bounded(path, CheckpointError, MAX_AUXILIARY_BYTES)
-        ),
+        "tokenizer.json": _read_tokenizer,
     }
     for name, read in readers.items():
         if os.path.lexists(path := directory / name):
             refuse_escape(directory, path)
-            with faults_named(path, "transformers, hence vLLM, cannot use it"):
+            with (
+                suppress(ModuleNotFoundError),
+                faults_named(path, "transformers, hence vLLM, cannot use it"),
+            ):
                 read(path)
+
+
+def _read_generation_config(path: Path) -> None:
+    raw = read_json(path)
+    from transformers import GenerationConfig
+
+    GenerationConfig(**raw)
+
+
+def _read_tokenizer(path: Path) -> None:
+    raw = read_bounded(path, CheckpointError, MAX_AUXILIARY_BYTES)
+    from tokenizers import Tokenizer
+
+    Tokenizer.from_buffer(raw)
 
 
 @contextmanager

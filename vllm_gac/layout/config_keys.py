@@ -39,6 +39,10 @@ REFUSED_IN_ROPE: dict[str, tuple[object, ...]] = {
     "use_fope": (False,),
 }
 
+# In most keys null is as if they were missing. In these transformers, hence vLLM, refuses it.
+_NOT_NULL = frozenset(
+    {"hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "use_cache"}
+)
 
 _YARN = 'rope_type to "yarn" and attention_factor to 0.07 * ln(factor) + 1, as vLLM does'
 # Model types that vLLM serves with Llama's own class, and what their config.json needs besides.
@@ -59,7 +63,7 @@ def canonical_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     if family is None and isinstance(model_type, str) and _NAME.fullmatch(model_type):
         raise ValueError(_other_family(model_type))
     given = {**family.defaults, **raw} if family else raw
-    filled = {k: v for k, v in given.items() if v is not None}
+    filled = {k: v for k, v in given.items() if v is not None or k in _NOT_NULL}
     if "torch_dtype" in filled:
         filled.setdefault("dtype", filled["torch_dtype"])
     heads, hidden = filled.get("num_attention_heads"), filled.get("hidden_size")
@@ -233,12 +237,15 @@ def _refuse_mixed_windows(config: Mapping[str, Any]) -> None:
 
 
 def _layer_types(config: Mapping[str, Any]) -> list[Any]:
-    kinds = config.get("layer_types") or []
+    kinds = config.get("layer_types", [])
     if not isinstance(kinds, list):
         raise ValueError(f"layer_types: expected a list, got {str(kinds)[:60]!r}")
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
             raise ValueError(f"layer_types: layers with {str(kind)[:60]!r} are not served")
+    layers = config.get("num_hidden_layers")
+    if "layer_types" in config and len(kinds) != layers:
+        raise ValueError(f"layer_types: {len(kinds)} layers, num_hidden_layers says {layers}")
     return kinds
 
 

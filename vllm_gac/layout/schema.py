@@ -241,6 +241,9 @@ class HfConfig(BaseModel):
     sliding_window: Annotated[int, Field(ge=1)] | None = None
     # Engines look it up in torch, and end with an error of Python for another name.
     dtype: Literal["bfloat16", "float16", "float32", "float64", "half", "float"] | None = None
+    # These two are not used here; transformers refuses values of other types.
+    eos_token_id: int | list[int] | None = None
+    use_cache: bool = True
     rope: RopeParameters = RopeParameters()
     experts: Experts | None = None
     gac: GacSection | None = None
