@@ -7,7 +7,7 @@ which is not installed here, may search for scales; ours are those of the larges
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,90 @@ def write_modelopt_fp8(
         document = json.dumps({"producer": producer, "quantization": section})
         (out / "hf_quant_config.json").write_text(document)
     _write(model, rounded, values, {})
+
+
+def write_fp8(model: Path, out: Path, rounded: Path, block: tuple[int, int] | None = None) -> None:
+    """Quantize the linears of `model` to what vLLM calls fp8.
+
+    Args:
+        model: A model directory.
+        out: Gets the quantized model.
+        rounded: Gets the same model in the dtype of `model`, with the rounded weights.
+        block: Rows and columns that share a scale, as in DeepSeek's models; None: all, and inputs
+            have a scale, too, as AutoFP8 writes them.
+    """
+    packed, values = {}, {}
+    for name, tensor in _tensors(model).items():
+        packed[name] = values[name] = tensor
+        if not is_linear(name, tensor):
+            continue
+        tall, wide = block or tensor.shape
+        blocks = tensor.float().unfold(0, tall, tall).unfold(1, wide, wide)
+        scale = blocks.abs().amax((2, 3)) / 448
+        every = scale.repeat_interleave(tall, 0).repeat_interleave(wide, 1)
+        packed[name] = (tensor.float() / every).to(torch.float8_e4m3fn)
+        values[name] = (packed[name].float() * every).to(tensor.dtype)
+        packed[f"{name}_scale_inv" if block else f"{name}_scale"] = scale if block else scale[0, 0]
+        if not block:
+            packed[name.replace(".weight", ".input_scale")] = torch.tensor(INPUT_SCALE)
+    section = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic" if block else "static",
+        **({"fmt": "e4m3", "weight_block_size": block} if block else {}),
+        "modules_to_not_convert": ["lm_head"],
+    }
+    _write(model, out, packed, {"quantization_config": section})
+    _write(model, rounded, values, {})
+
+
+def write_words(model: Path, out: Path, rounded: Path, method: str, size: int) -> None:
+    """Quantize the linears of `model` to four bits, as AutoGPTQ or AutoAWQ writes them.
+
+    Args:
+        model: A model directory.
+        out: Gets the quantized model.
+        rounded: Gets the same model in the dtype of `model`, with the rounded weights.
+        method: gptq or awq.
+        size: How many columns share a scale, in groups.
+    """
+    packed, values = {}, {}
+    for name, tensor in _tensors(model).items():
+        packed[name] = values[name] = tensor
+        if not is_linear(name, tensor):
+            continue
+        del packed[name]
+        module, columns = name.removesuffix("weight"), tensor.shape[1]
+        groups = tensor.float().T.reshape(columns // size, size, -1)
+        if method == "gptq":
+            scales = (groups.abs().amax(1) / 7).half()
+            zeros = torch.full(scales.shape, 8.0)
+            packed[f"{module}g_idx"] = (torch.arange(columns) // size).int()
+        else:
+            least, most = groups.amin(1).clamp(max=0), groups.amax(1).clamp(min=0)
+            scales = ((most - least) / 15).half()
+            zeros = (-least / scales.float()).round().clamp(0, 15)
+        steps = (groups / scales.float()[:, None]).round() + zeros[:, None]
+        numbers = steps.clamp(0, 15)
+        kept = (numbers - zeros[:, None]) * scales.float()[:, None]
+        values[name] = kept.flatten(0, 1).T.to(tensor.dtype)
+        numbers = numbers.flatten(0, 1)
+        packed[f"{module}scales"] = scales
+        if method == "gptq":  # its first format has one less for a zero point
+            packed[f"{module}qweight"] = _in_words(numbers.T, range(8)).T
+            packed[f"{module}qzeros"] = _in_words(zeros - 1, range(8))
+        else:
+            packed[f"{module}qweight"] = _in_words(numbers, (0, 2, 4, 6, 1, 3, 5, 7))
+            packed[f"{module}qzeros"] = _in_words(zeros, (0, 2, 4, 6, 1, 3, 5, 7))
+    own = {"gptq": {"desc_act": False, "sym": True}, "awq": {"zero_point": True, "version": "gemm"}}
+    section = {"quant_method": method, "bits": 4, "group_size": size, **own[method]}
+    _write(model, out, packed, {"quantization_config": section})
+    _write(model, rounded, values, {})
+
+
+def _in_words(numbers: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Numbers of four bits [rows, columns], eight in a word: the first one of `order` is lowest."""
+    eight = numbers.long().unflatten(1, (-1, 8))[:, :, list(order)]
+    return (eight << torch.arange(0, 32, 4)).sum(2).to(torch.int32)
 
 
 def scales_of_layers(layers: int, name: str) -> dict[str, torch.Tensor]:

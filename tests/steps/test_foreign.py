@@ -84,9 +84,9 @@ NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
         family(model_type="gemma3_text", rope_parameters={"full_attention": {}}),
         "model_type gemma3_text is not supported yet",
     ),
-    "GPTQ": (quantized(quant_method="gptq", bits=4), "quantized by GPTQ, and vllm-gac reads"),
-    "AWQ": (quantized(quant_method="awq"), "start from the bf16 model that it was made from"),
-    "FP8": (quantized(quant_method="fp8"), "quantized by FP8, and vllm-gac reads"),
+    "GPTQ": (quantized(quant_method="gptq", bits=4), "quantization_config: group_size: "),
+    "AWQ": (quantized(quant_method="awq"), "quantization_config: group_size: "),
+    "FP8": (quantized(quant_method="fp8"), "quantization_config: activation_scheme: "),
     "bitsandbytes": (quantized(quant_method="bitsandbytes"), "quantized by bitsandbytes, and"),
     "compressed-tensors": (
         quantized(quant_method="compressed-tensors"),

@@ -291,12 +291,14 @@ def unread_quantization(checkpoint: Checkpoint) -> str | None:
         return quantization
     if checkpoint.quantization is None:
         return f"{directory}: is quantized in the files of another tool, which is not read"
-    if config.gac is None and FAMILIES[config.model_type].fused:
-        return (
-            f"{directory}: is quantized, and q, k and v are one tensor, which is not read; start "
-            "from the 16-bit model"
-        )
-    return None
+    what = None
+    if checkpoint.layout.experts is not None:
+        what = "has experts"
+    elif config.gac is None and FAMILIES[config.model_type].fused:
+        what = "q, k and v are one tensor"
+    if what is None:
+        return None
+    return f"{directory}: is quantized, and {what}, which is not read; start from the 16-bit model"
 
 
 def _quantization(raw: Mapping[str, Any], directory: Path) -> Quantization | str | None:

@@ -1,9 +1,11 @@
 """Of a quantized model, keys and values are made smaller, and all else stays as it was packed."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.serving.quantized import scales_of_layers, write_quantized
+from tests.serving.quantized import scales_of_layers, write_fp8, write_quantized, write_words
 from tests.steps.compress.test_compress import write_plan
 from tests.support.command import error
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.open import faults, open_checkpoint
+from vllm_gac.checkpoint.quantized.packing import spread
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.dims import ValueLayout
 from vllm_gac.planning.request import PlanRequest
@@ -30,15 +33,22 @@ SMALL: dict[str, Any] = {
     "progress": False,
 }
 HEADS = PlanRequest(kv_ratio=0.6, methods=("heads",))
-SCHEMES: dict[str, dict[str, Any]] = {
-    "FP8": {"cache_scales": scales_of_layers(2, "{}_scale")},
-    "FP8_DYNAMIC": {},
-    "FP8_BLOCK": {"block": [16, 16]},
-    "W8A8": {},
-    "W4A16": {"group_size": 16},
-    "W4A16_ASYM": {"group_size": 16},
-    "W8A16": {"group_size": 16},
+Write = Callable[[Path, Path, Path], None]
+FORMATS: dict[str, Write] = {
+    "FP8": partial(write_quantized, scheme="FP8", cache_scales=scales_of_layers(2, "{}_scale")),
+    "FP8_DYNAMIC": partial(write_quantized, scheme="FP8_DYNAMIC"),
+    "FP8_BLOCK": partial(write_quantized, scheme="FP8_BLOCK", block=[16, 16]),
+    "W8A8": partial(write_quantized, scheme="W8A8"),
+    "W4A16": partial(write_quantized, scheme="W4A16", group_size=16),
+    "W4A16_ASYM": partial(write_quantized, scheme="W4A16_ASYM", group_size=16),
+    "W8A16": partial(write_quantized, scheme="W8A16", group_size=16),
+    "fp8 in blocks": partial(write_fp8, block=(16, 16)),
+    "fp8": write_fp8,
+    "gptq": partial(write_words, method="gptq", size=16),
+    "awq": partial(write_words, method="awq", size=16),
 }
+# Where each format lists what is left out.
+LISTS = ("ignore", "modules_to_not_convert")
 O_PROJ = "model.layers.1.self_attn.o_proj"
 
 
@@ -47,7 +57,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_text(tmp_path_factory.mktemp("text") / "text.txt")
 
 
-@pytest.fixture(scope="module", params=SCHEMES)
+@pytest.fixture(scope="module", params=FORMATS)
 def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A quantized model; beside it is the same with the rounded weights in fp32."""
     return made_by(request.param, tmp_path_factory.mktemp("packed"))
@@ -55,8 +65,7 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def made_by(scheme: str, directory: Path) -> Path:
     write(directory / "dense", config())
-    paths = (directory / name for name in ("dense", "packed", "rounded"))
-    write_quantized(*paths, scheme, **SCHEMES[scheme])
+    FORMATS[scheme](*(directory / name for name in ("dense", "packed", "rounded")))
     return directory / "packed"
 
 
@@ -76,12 +85,28 @@ def section(directory: Path) -> dict[str, Any]:
     return found["quantization_config"]
 
 
+def left_out(directory: Path) -> set[str]:
+    """The linear layers that a model says are not quantized, of those that it has."""
+    said = section(directory)
+    names = {name for key in LISTS for name in said.get(key) or ()}
+    rules = [rule.removeprefix("-:") for rule in said.get("dynamic") or ()]
+    shapes = open_checkpoint(directory).layout.tensors().items()
+    linears = {name.removesuffix(".weight") for name, shape in shapes if len(shape) == 2}
+    linears = {name for name in linears if name.endswith("_proj")}
+    return names | {name for name in linears for rule in rules if re.match(rule, name)}
+
+
 def test_packed_weights_are_read_as_the_library_reads_them(packed: Path, tmp_path: Path) -> None:
     assert list(faults(open_checkpoint(packed), finite=True)) == []
     export(packed, tmp_path / "exported", progress=False)
     for read in (values(packed), stored(tmp_path / "exported")):
         torch.testing.assert_close(read, values(packed.with_name("rounded")))
     assert "quantization_config" not in (tmp_path / "exported" / "config.json").read_text()
+
+
+def test_blocks_at_the_edge_are_cut() -> None:
+    scales = spread(torch.tensor([[1, 2], [3, 4]]), 3, 5, (2, 4))
+    assert scales.tolist() == [[1, 1, 1, 1, 2], [1, 1, 1, 1, 2], [3, 3, 3, 3, 4]]
 
 
 def test_all_but_attention_stays_as_it_was_packed(packed: Path, text: Path, tmp_path: Path) -> None:
@@ -93,7 +118,7 @@ def test_all_but_attention_stays_as_it_was_packed(packed: Path, text: Path, tmp_
     check_packed(tmp_path / "out", small.layout, section(tmp_path / "out"))
     before, after = stored(packed), stored(tmp_path / "out")
     linears = {f"model.layers.{i}.self_attn.{x}_proj" for i in (0, 1) for x in "qkvo"}
-    assert set(section(tmp_path / "out")["ignore"]) == {*section(packed)["ignore"], *linears}
+    assert left_out(tmp_path / "out") == left_out(packed) | linears
     assert section(tmp_path / "out").get("kv_cache_scheme") is None
     kept = {name: tensor for name, tensor in before.items() if "self_attn" not in name}
     assert {name for name in after if "self_attn" not in name} == kept.keys()
@@ -115,7 +140,7 @@ def test_a_layer_that_keeps_its_dims_is_copied(packed: Path, text: Path, tmp_pat
     first = [name for name in before if ".0." in name and not name.endswith(("k_scale", "v_scale"))]
     assert {name for name in after if ".0." in name} == {*first}
     assert all(torch.equal(after[name], before[name]) for name in first)
-    assert not any(".0." in name for name in section(tmp_path / "out")["ignore"])
+    assert not any(".0." in name for name in left_out(tmp_path / "out"))
 
 
 def test_a_stopped_run_ends_in_the_same_bytes(
@@ -140,13 +165,9 @@ def test_a_stopped_run_ends_in_the_same_bytes(
 
 
 @pytest.fixture(scope="module")
-def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_by("W4A16_ASYM", tmp_path_factory.mktemp("four_bits"))
-
-
-@pytest.fixture(scope="module")
-def fp8(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_by("FP8_DYNAMIC", tmp_path_factory.mktemp("fp8"))
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Writes a quantized model in a format, once."""
+    return cache(lambda name: made_by(name, tmp_path_factory.mktemp("model")))
 
 
 Change = Callable[[dict[str, torch.Tensor], dict[str, Any]], object]
@@ -165,70 +186,113 @@ def put_weights(**changes: Any) -> Change:
 
 
 DAMAGED: dict[str, tuple[str, Change, tuple[str, ...]]] = {
-    "no scale": ("fp8", drop("weight_scale"), (f"{O_PROJ}.weight_scale",)),
-    "no weight": ("fp8", drop("weight"), (f"{O_PROJ}.weight",)),
+    "no scale": ("FP8_DYNAMIC", drop("weight_scale"), (f"{O_PROJ}.weight_scale",)),
+    "no weight": ("FP8_DYNAMIC", drop("weight"), (f"{O_PROJ}.weight",)),
     "too few scales": (
-        "fp8",
+        "FP8_DYNAMIC",
         put("weight_scale", torch.ones(3, 1)),
         (f"{O_PROJ}.weight_scale", "[3, 1]", "[48, 1]"),
     ),
     "another type": (
-        "fp8",
+        "FP8_DYNAMIC",
         put("weight", torch.ones(48, 64, dtype=torch.int8)),
         (f"{O_PROJ}.weight", "I8", "F8_E4M3"),
     ),
-    "a stranger": ("fp8", put("weight_g_idx", torch.ones(64)), (f"{O_PROJ}.weight_g_idx",)),
+    "a stranger": ("FP8_DYNAMIC", put("weight_g_idx", torch.ones(64)), (f"{O_PROJ}.weight_g_idx",)),
     "infinite": (
-        "fp8",
+        "FP8_DYNAMIC",
         put("weight_scale", torch.full((48, 1), torch.inf)),
         (f"{O_PROJ}.weight_scale",),
     ),
     "NVFP4": (
-        "fp8",
+        "FP8_DYNAMIC",
         lambda _, section: section.update(format="nvfp4-pack-quantized"),
         ("nvfp4-pack-quantized",),
     ),
     "rotated": (
-        "fp8",
+        "FP8_DYNAMIC",
         lambda _, section: section.update(transform_config={"config_groups": {"R1": {}}}),
         ("transform_config",),
     ),
     "no groups": (
-        "fp8",
+        "FP8_DYNAMIC",
         lambda _, section: section.update(config_groups={}),
         ("config_groups",),
     ),
     "of another tool": (
-        "fp8",
+        "FP8_DYNAMIC",
         lambda _, section: section.update(quant_method="modelopt"),
         ("ModelOpt",),
     ),
-    "no zero points": ("four_bits", drop("weight_zero_point"), (f"{O_PROJ}.weight_zero_point",)),
+    "no zero points": ("W4A16_ASYM", drop("weight_zero_point"), (f"{O_PROJ}.weight_zero_point",)),
     "zero points of other rows": (
-        "four_bits",
+        "W4A16_ASYM",
         put("weight_zero_point", torch.ones(5, 4, dtype=torch.int32)),
         (f"{O_PROJ}.weight_zero_point", "[5, 4]", "[6, 4]"),
     ),
-    "no shape": ("four_bits", drop("weight_shape"), (f"{O_PROJ}.weight_shape",)),
+    "no shape": ("W4A16_ASYM", drop("weight_shape"), (f"{O_PROJ}.weight_shape",)),
     "too few words": (
-        "four_bits",
+        "W4A16_ASYM",
         put("weight_packed", torch.ones(48, 4, dtype=torch.int32)),
         (f"{O_PROJ}.weight_packed", "[48, 4]", "[48, 8]"),
     ),
-    "ordered groups": ("four_bits", put_weights(actorder="group"), ("actorder='group'",)),
-    "three bits": ("four_bits", put_weights(num_bits=3), ("num_bits=3",)),
+    "ordered groups": ("W4A16_ASYM", put_weights(actorder="group"), ("actorder='group'",)),
+    "no scale of blocks": (
+        "fp8 in blocks",
+        drop("weight_scale_inv"),
+        (f"{O_PROJ}.weight_scale_inv", "[3, 4]"),
+    ),
+    "too few blocks": (
+        "fp8 in blocks",
+        put("weight_scale_inv", torch.ones(2, 4)),
+        (f"{O_PROJ}.weight_scale_inv", "[2, 4]", "[3, 4]"),
+    ),
+    "another FP8": (
+        "fp8 in blocks",
+        lambda _, section: section.update(fmt="e5m2"),
+        ("quantization_config", "fmt"),
+    ),
+    "GPTQ without zero points": ("gptq", drop("qzeros"), (f"{O_PROJ}.qzeros",)),
+    "GPTQ without scales": ("gptq", drop("scales"), (f"{O_PROJ}.scales",)),
+    "GPTQ of ordered groups": (
+        "gptq",
+        lambda _, section: section.update(desc_act=True),
+        ("desc_act",),
+    ),
+    "GPTQ with zero points of its own": (
+        "gptq",
+        lambda _, section: section.update(sym=False),
+        ("sym",),
+    ),
+    "GPTQ of several types": (
+        "gptq",
+        lambda _, section: section.update(dynamic={"+:.*up_proj": {"bits": 8}}),
+        ("dynamic", "+:.*up_proj"),
+    ),
+    "AWQ without words": ("awq", drop("qweight"), (f"{O_PROJ}.qweight",)),
+    "AWQ with other zero points": (
+        "awq",
+        put("qzeros", torch.ones(3, 6, dtype=torch.int32)),
+        (f"{O_PROJ}.qzeros", "[3, 6]", "[4, 6]"),
+    ),
+    "AWQ for other kernels": (
+        "awq",
+        lambda _, section: section.update(version="gemv"),
+        ("version",),
+    ),
+    "three bits": ("W4A16_ASYM", put_weights(num_bits=3), ("num_bits=3",)),
 }
 
 
 @pytest.mark.parametrize("case", DAMAGED)
 def test_what_cannot_be_read_is_named(
-    case: str, text: Path, tmp_path: Path, request: pytest.FixtureRequest
+    case: str, text: Path, tmp_path: Path, model_of: Callable[[str], Path]
 ) -> None:
     scheme, change, named = DAMAGED[case]
-    model: Path = request.getfixturevalue(scheme)
+    model = model_of(scheme)
     shutil.copytree(model, tmp_path / "model")
     tensors, raw = stored(model), json.loads((model / "config.json").read_text())
-    for group in raw["quantization_config"]["config_groups"].values():
+    for group in raw["quantization_config"].get("config_groups", {}).values():
         group["format"] = None
     change(tensors, raw["quantization_config"])
     save_file(tensors, tmp_path / "model" / "model.safetensors", {"format": "pt"})
@@ -238,10 +302,23 @@ def test_what_cannot_be_read_is_named(
     assert all(name in str(raised.value) for name in named), raised.value
 
 
-def test_what_is_not_done_is_one_sentence(
-    fp8: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("family", ["phi3", "qwen3_moe"])
+def test_families_whose_packed_tensors_are_not_read_are_named(
+    family: str, text: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
+    section = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    write(tmp_path / "model", config(model_type=family, quantization_config=section))
+    with pytest.raises(CheckpointError, match="one tensor" if family == "phi3" else "experts"):
+        compress(tmp_path / "model", tmp_path / "out", HEADS, calibration=[text], **SMALL)
+
+
+def test_what_is_not_done_is_one_sentence(
+    model_of: Callable[[str], Path],
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fp8, out = model_of("FP8_DYNAMIC"), tmp_path / "out"
     for arguments in ((), ("--method", "heads,lowrank")):
         said = error(capsys, "compress", fp8, "--kv-ratio", ".6", *arguments, "--out", out)
         assert "--method heads" in said

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vllm_gac.checkpoint.quantized.eight_bits import EightBits
 from vllm_gac.checkpoint.quantized.packing import (
     FLOATS,
     WHOLE,
@@ -67,40 +68,6 @@ class _Config(_Section):
     ignore: list[str] = Field(default_factory=list)
     sparsity_config: dict[str, Any] | None = None
     transform_config: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EightBits:
-    """Eight bits a number, and a scale for each block.
-
-    Attributes:
-        dtype: safetensors' name of the dtype of the weight.
-        block: What shares a scale.
-        has_input_scale: Whether inputs have a scale, too, which is not computed with here.
-    """
-
-    dtype: str
-    block: Block
-    has_input_scale: bool
-
-    def parts(self, rows: int, columns: int) -> Mapping[str, Part]:
-        """The weight, its scales, and those of the input."""
-        parts = {
-            "weight": Part((self.dtype,), ((rows, columns),)),
-            "weight_scale": Part(FLOATS, scale_shapes(rows, columns, self.block)),
-        }
-        if self.has_input_scale:
-            parts["input_scale"] = Part(FLOATS, scale_shapes(1, 1, WHOLE))
-            zero = Part((self.dtype,), scale_shapes(1, 1, WHOLE), is_optional=True)
-            parts["input_zero_point"] = zero
-        return parts
-
-    def weight(
-        self, parts: "Mapping[str, torch.Tensor]", rows: int, columns: int
-    ) -> "torch.Tensor":
-        """Numbers times their scales, fp32 [rows, columns]."""
-        scales = spread(parts["weight_scale"].float(), rows, columns, self.block)
-        return parts["weight"].float() * scales
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vllm_gac.checkpoint.headers import TensorInfo
-from vllm_gac.checkpoint.quantized import compressed_tensors
+from vllm_gac.checkpoint.quantized import compressed_tensors, eight_bits, gptq_awq
 from vllm_gac.checkpoint.quantized.packing import FLOATS, PackedLinear, Packing, packed_linear
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
@@ -45,7 +45,10 @@ _FORMATS: Mapping[str, _Format] = MappingProxyType(
     {
         "compressed-tensors": _Format(
             compressed_tensors.read_compressed_tensors, compressed_tensors.without_modules
-        )
+        ),
+        "fp8": _Format(eight_bits.read_fp8, eight_bits.without_modules),
+        "gptq": _Format(gptq_awq.read_gptq, gptq_awq.without_gptq),
+        "awq": _Format(gptq_awq.read_awq, gptq_awq.without_awq),
     }
 )
 
