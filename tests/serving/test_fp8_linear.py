@@ -41,11 +41,8 @@ class Linear(LinearBase):
         self.weight_scale = torch.tensor([0.5])
 
 
-def _is_fp8(
-    monkeypatch: pytest.MonkeyPatch, enabled: bool = True, lora: Any = None, **linear: Any
-) -> Any:
+def _is_fp8(monkeypatch: pytest.MonkeyPatch, lora: Any = None, **linear: Any) -> Any:
     config = VllmConfig()
-    config.load_config.model_loader_extra_config = {} if enabled else {"fused_fp8": False}
     config.lora_config = lora
     monkeypatch.setattr(fp8_linear, "current_platform", SimpleNamespace(is_cuda=lambda: True))
     monkeypatch.setattr(fp8_linear, "fp8_kernel_of", lambda linear: Kernel())
@@ -55,11 +52,10 @@ def _is_fp8(
         return Fp8Linear(Linear(**linear)).is_fp8
 
 
-def test_only_plain_linears_take_quantized_inputs_unless_that_is_off(
+def test_only_plain_linears_take_quantized_inputs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert _is_fp8(monkeypatch)
-    assert not _is_fp8(monkeypatch, enabled=False)
     assert not _is_fp8(monkeypatch, lora=LoRAConfig(max_lora_rank=8))
     for change in ({"bias": "bias"}, {"tp_size": 2}, {"input_size": 40}, {"output_size": 24},
                    {"input_size": 32768}):  # fmt: skip
@@ -80,11 +76,11 @@ def test_text_is_scored_as_closely_as_with_apart_quantization(weights: str, tmp_
     """Prompts, and tokens one after the other in CUDA graphs."""
     write_model(tmp_path / "model", HETEROGENEOUS)
     exact, apart, fused = (
-        in_engine_process(_scored, str(tmp_path / "model"), GPU_OPTIONS | options)
-        for options in (
-            {},
-            {"quantization": weights, "model_loader_extra_config": {"fused_fp8": False}},
-            {"quantization": weights},
+        in_engine_process(_scored, str(tmp_path / "model"), GPU_OPTIONS | options, may_fuse)
+        for options, may_fuse in (
+            ({}, True),
+            ({"quantization": weights}, False),
+            ({"quantization": weights}, True),
         )
     )
     assert fused["fused"]
@@ -99,10 +95,12 @@ def _distance(actual: dict[str, Any], expected: dict[str, Any]) -> float:
     return sum(abs(a - b) for a, b in pairs) / len(pairs)
 
 
-def _scored(model: str, options: dict[str, Any]) -> dict[str, Any]:
+def _scored(model: str, options: dict[str, Any], may_fuse: bool) -> dict[str, Any]:
     """Logprobs of all tokens of the prompts, and of first and second tokens of answers."""
     from vllm import LLM, SamplingParams
 
+    if not may_fuse:
+        fp8_linear._is_plain_fp8 = lambda linear: False  # type: ignore[assignment]
     llm = LLM(model, **options)
     scored = scored_prompts(llm)
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]

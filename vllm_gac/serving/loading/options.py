@@ -22,8 +22,6 @@ class LoaderOptions(BaseModel):
     gpu: str | None = None
     finite_check: bool = True
     weights: Literal["checkpoint", "dummy"] = "checkpoint"
-    # Quantize inputs of FP8 linears in the kernels before them (serving/model/fp8_linear.py).
-    fused_fp8: bool = True
     # None: on for our reads, off for tensors that vLLM's own loader reads.
     enable_multithread_load: bool | None = None
     num_threads: Annotated[int, Field(ge=1, le=256)] | None = None

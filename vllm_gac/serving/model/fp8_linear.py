@@ -2,8 +2,6 @@
 
 vLLM quantizes the input of every linear in a launch. What runs before it, a norm or SwiGLU, can do
 that itself (kernels/fp8_rows.py). Compiled models leave it to Inductor.
-
-The loader's option `fused_fp8` turns it off, so that both can be compared.
 """
 
 from typing import Any
@@ -15,7 +13,6 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.platforms import current_platform
 
-from vllm_gac.serving.loading.options import loader_options
 from vllm_gac.serving.model.fused_linears import is_eager_cuda
 from vllm_gac.serving.vllm_internals import fp8_kernel_of
 
@@ -64,9 +61,6 @@ def _is_plain_fp8(linear: nn.Module) -> bool:
     """Whether `linear` only multiplies, on one GPU, by a kernel that takes scales by token."""
     if not (isinstance(linear, LinearBase) and current_platform.is_cuda()):
         return False
-    config = get_current_vllm_config()
-    if not loader_options(config.load_config.model_loader_extra_config).fused_fp8:
-        return False
     from vllm_gac.kernels.gpu_limits import is_hopper, takes_fp8_rows
 
     return (
@@ -74,6 +68,6 @@ def _is_plain_fp8(linear: nn.Module) -> bool:
         and linear.bias is None
         and linear.tp_size == 1
         and takes_fp8_rows(linear.input_size, linear.output_size)
-        and config.lora_config is None
+        and get_current_vllm_config().lora_config is None
         and is_hopper(torch.device("cuda", torch.cuda.current_device()))
     )
