@@ -107,6 +107,25 @@ def answers(llm: Any, prompts: list[list[int]] = PROMPTS, tokens: int = 12) -> A
     return [answer(output) for output in outputs(llm, prompts, tokens)]
 
 
+def described(
+    model: str, options: dict[str, Any], then: Callable[[Any], None] = lambda llm: None
+) -> dict[str, Any]:
+    """Answers, those of cached prompts, and how a model is served. `then` gets the engine."""
+    from vllm import LLM
+
+    llm = LLM(model, **options)
+    layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
+    strides = [layer.kv_cache.stride() for layer in layers]
+    said = {
+        "answers": [answers(llm), answers(llm)],
+        "attention": sorted({type(layer.impl).__name__ for layer in layers}),
+        "cached bytes": sorted({layer.kv_cache.element_size() for layer in layers}),
+        "heads first": all(stride[1] > stride[2] for stride in strides),
+    }
+    then(llm)
+    return said
+
+
 def served(directory: str, engine: dict[str, Any] | None = None) -> list[Any]:
     """The answers of a model by an `engine` of these options, its blocks, and a block's tokens."""
     from vllm import LLM

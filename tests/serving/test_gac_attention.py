@@ -12,8 +12,8 @@ from tests.serving.engines import (
     OPTIONS,
     Answers,
     answer,
-    answers,
     assert_same,
+    described,
     in_engine_process,
     outputs,
 )
@@ -29,34 +29,13 @@ ON_GPU = GPU_OPTIONS | DENSE | {"compilation_config": {"cudagraph_capture_sizes"
 DRAFTED = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 
-def _answers(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Answers, those of prompts that are cached, and the class that attends."""
-    from vllm import LLM
-
-    llm = LLM(model, **options)
-    first, cached = answers(llm), answers(llm)
-    context = llm.llm_engine.vllm_config.compilation_config.static_forward_context
-    impls = {type(layer.impl).__name__ for layer in context.values()}
-    caches = {str(layer.kv_cache.dtype) for layer in context.values()}
-    heads_first = {
-        layer.kv_cache.stride()[1] > layer.kv_cache.stride()[2] for layer in context.values()
-    }
-    return {
-        "first": first,
-        "cached": cached,
-        "impls": sorted(impls),
-        "caches": sorted(caches),
-        "heads first": heads_first == {True},
-    }
-
-
 def _reference_answers(model: str, options: dict[str, Any]) -> dict[str, Any]:
     """The same on a CPU, where vLLM would not let users choose: our reference attends."""
     from vllm.platforms import current_platform
 
     path = BACKENDS["GAC_REFERENCE"]
     type(current_platform).get_attn_backend_cls = classmethod(lambda cls, *_, **__: path)
-    return _answers(model, options)
+    return described(model, options)
 
 
 @pytest.mark.slow
@@ -64,17 +43,17 @@ def test_vllms_own_model_runs_on_our_reference(tmp_path: Path) -> None:
     """Geometry, cache and metadata follow from what vLLM's attention layer says alone."""
     options = OPTIONS | DENSE
     ours = in_engine_process(_reference_answers, str(demo.MODEL), options)
-    stock = in_engine_process(_answers, str(demo.MODEL), options)
-    assert ours["impls"] == ["GacReferenceImpl"]
-    assert stock["impls"] == ["CPUAttentionBackendImpl"]
-    for prompts in ("first", "cached"):
-        assert_same(ours[prompts], stock[prompts])
+    stock = in_engine_process(described, str(demo.MODEL), options)
+    assert ours["attention"] == ["GacReferenceImpl"]
+    assert stock["attention"] == ["CPUAttentionBackendImpl"]
+    for mine, theirs in zip(ours["answers"], stock["answers"], strict=True):
+        assert_same(mine, theirs)
 
 
 def _agree(actual: dict[str, Any], expected: dict[str, Any], top_error: float) -> None:
     """Answers and those of cached prompts agree."""
-    for prompts in ("first", "cached"):
-        _agree_on(actual[prompts], expected[prompts], top_error)
+    for mine, theirs in zip(actual["answers"], expected["answers"], strict=True):
+        _agree_on(mine, theirs, top_error)
 
 
 def _agree_on(actual: Answers, expected: Answers, top_error: float) -> None:
@@ -92,7 +71,7 @@ def _agree_on(actual: Answers, expected: Answers, top_error: float) -> None:
 
 def _served(model: Path, backend: str, cache: str, **options: Any) -> dict[str, Any]:
     requested = ON_GPU | {"attention_backend": backend, "kv_cache_dtype": cache} | options
-    answered: dict[str, Any] = in_engine_process(_answers, str(model), requested)
+    answered: dict[str, Any] = in_engine_process(described, str(model), requested)
     return answered
 
 
@@ -104,8 +83,8 @@ def test_gac_attention_agrees_with_vllms(eager: bool) -> None:
         _served(demo.MODEL, backend, "auto", enforce_eager=eager)
         for backend in ("FLASH_ATTN", "GAC")
     )
-    assert stock["impls"] == ["FlashAttentionImpl"]
-    assert ours["impls"] == ["GacImpl"]
+    assert stock["attention"] == ["FlashAttentionImpl"]
+    assert ours["attention"] == ["GacImpl"]
     assert ours["heads first"]
     _agree(ours, stock, TOP_ERROR)
 
@@ -115,10 +94,10 @@ def test_an_fp8_cache_is_read_as_exactly_as_vllm_reads_it() -> None:
     """What a cache in FP8 changes, it changes with our kernels no more than with vLLM's."""
     exact = _served(demo.MODEL, "FLASH_ATTN", "auto")
     stock, ours = (_served(demo.MODEL, backend, "fp8") for backend in ("FLASH_ATTN", "GAC"))
-    assert ours["impls"] == ["GacImpl"]
+    assert ours["attention"] == ["GacImpl"]
     _agree(ours, stock, 2 * TOP_ERROR)
-    for prompts in ("first", "cached"):
-        assert _error(ours[prompts], exact[prompts]) < 1.25 * _error(stock[prompts], exact[prompts])
+    for mine, theirs, right in zip(*(x["answers"] for x in (ours, stock, exact)), strict=True):
+        assert _error(mine, right) < 1.25 * _error(theirs, right)
 
 
 def _error(actual: Answers, expected: Answers) -> float:
@@ -149,7 +128,7 @@ def test_every_family_answers_alike_with_gac_attention(family: str, tmp_path: Pa
     stock, ours = (
         _served(tmp_path / "model", backend, "auto", **options) for backend in ("FLASH_ATTN", "GAC")
     )
-    assert ours["impls"] == ["GacImpl"]
+    assert ours["attention"] == ["GacImpl"]
     _agree(ours, stock, TOP_ERROR)
 
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from tests.serving.agreement import PROMPTS
 from tests.serving.engines import (
     GPU_OPTIONS,
-    answers,
     cache_scales,
+    described,
     in_engine_process,
     linear_methods,
     scored_prompts,
@@ -185,19 +185,15 @@ def _call_dense(model: Path) -> None:
 
 
 def _answers(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Answers, those of prompts that are cached, logprobs of prompts, and how all is served."""
-    from vllm import LLM
+    """As `described`, with logprobs of prompts, and how linears and the cache are scaled."""
+    scaled: dict[str, Any] = {}
 
-    llm = LLM(model, **options)
-    context = llm.llm_engine.vllm_config.compilation_config.static_forward_context
-    return {
-        "linears": llm.collective_rpc(linear_methods)[0],
-        "scales": llm.collective_rpc(cache_scales)[0],
-        "attention": sorted({type(layer.impl).__name__ for layer in context.values()}),
-        "cached bytes": sorted({layer.kv_cache.element_size() for layer in context.values()}),
-        "answers": [answers(llm), answers(llm)],
-        "prompts": scored_prompts(llm),
-    }
+    def scales(llm: Any) -> None:
+        scaled["linears"] = llm.collective_rpc(linear_methods)[0]
+        scaled["scales"] = llm.collective_rpc(cache_scales)[0]
+        scaled["prompts"] = scored_prompts(llm)
+
+    return described(model, options, scales) | scaled
 
 
 def _assert_close(actual: dict[str, Any], directory: Path, noise: float) -> None:
