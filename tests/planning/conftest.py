@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.planning.test_plan_file import DEMO, LLAMA_8B, Models, model
+from benchmarks.common.llama3_8b import DENSE as LLAMA_8B
+from tests.planning.test_plan_file import DEMO, Models, model
 from vllm_gac.checkpoint.open import Checkpoint
 
 

@@ -26,15 +26,6 @@ def model(directory: Path, **changes: Any) -> Checkpoint:
     return Checkpoint(directory, raw, validate(HfConfig, raw, "config"), layout_of(raw), {})
 
 
-LLAMA_8B = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 128256,
-}
 DEMO = {
     "hidden_size": 384,
     "intermediate_size": 1024,

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.planning.test_plan_file import LLAMA_8B, Models, model
+from benchmarks.common.llama3_8b import DENSE as LLAMA_8B
+from tests.planning.test_plan_file import Models, model
 from tests.support.dense_models import config
 from tests.support.measured_layers import made_up_losses
 from vllm_gac.alignment.rules import QuantizationMultiples, align, padded_layout

@@ -15,7 +15,7 @@ from vllm_gac.compression.methods.base import (
     Probe,
 )
 from vllm_gac.compression.methods.prior import WIDTHS, prior_curve
-from vllm_gac.compression.methods.statistics import input_covariance, selected
+from vllm_gac.compression.methods.statistics import input_covariance, selected, tail_sums
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
@@ -73,7 +73,7 @@ class Queries:
     def errors(self, layer: MeasuredLayer) -> torch.Tensor:
         """The energy of the removed heads, without what they have in common."""
         energies = _energies(layer).sort(1, descending=True).values.sum(0)
-        left = torch.cat((energies.flip(0).cumsum(0).flip(0), energies.new_zeros(1)))
+        left = tail_sums(energies)
         # As many heads are kept as for the number below that every KV head has its share of.
         return left.repeat_interleave(layer.layout.num_key_value_heads)[
             : self.full(layer.layout) + 1
