@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.traffic.generate import generate
-from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.schedule import write_schedule
+from tests.loadtest.runs import scenario
 
 ROOT = Path(__file__).parents[2]
 LOCUSTFILE = Path(__file__).with_name("patient_locustfile.py")
@@ -17,16 +17,9 @@ PRIORITY = ["nice", "-n", "-15"] if os.geteuid() == 0 else []
 
 
 def written_schedule(directory: Path, rate: float, duration: float, output: int) -> Path:
-    scenario = Scenario.model_validate(
-        {
-            "name": "test",
-            "lengths": {"input": 32, "output": output},
-            "rate": rate,
-            "duration": duration,
-        }
-    )
+    lengths = {"input": 32, "output": output}
     path = directory / "schedule.jsonl"
-    write_schedule(generate(scenario), path)
+    write_schedule(generate(scenario(lengths=lengths, rate=rate, duration=duration)), path)
     return path
 
 

@@ -11,6 +11,12 @@ from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.schedule import fingerprint, write_schedule
 
 
+def scenario(**fields: Any) -> Scenario:
+    """A scenario of prompts of 20 tokens and answers of 8."""
+    usual = {"name": "imaginary", "lengths": {"input": 20, "output": 8}}
+    return Scenario.model_validate(usual | fields)
+
+
 def write_run(
     directory: Path,
     label: str = "dense",
@@ -27,17 +33,8 @@ def write_run(
 
     With `cancelled_tokens`, every fourth client hangs up after so many tokens.
     """
-    scenario = Scenario.model_validate(
-        {
-            "name": "imaginary",
-            "lengths": {"input": 20, "output": 8},
-            "rate": rate,
-            "duration": 120,
-            "seed": seed,
-            "slo": {"ttft": 0.5, "tpot": 0.05},
-        }
-    )
-    schedule = generate(scenario)
+    slo = {"ttft": 0.5, "tpot": 0.05}
+    schedule = generate(scenario(rate=rate, duration=120, seed=seed, slo=slo))
     directory.mkdir(parents=True)
     write_schedule(schedule, directory / "schedule.jsonl")
     lines = []

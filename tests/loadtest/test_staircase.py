@@ -12,24 +12,19 @@ from loadtest.runs.records import Record, to_line, write_records
 from loadtest.runs.run import load_run
 from loadtest.traffic import prompts
 from loadtest.traffic.generate import generate
-from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.schedule import fingerprint, read_schedule, write_schedule
+from tests.loadtest.runs import scenario
+
+LENGTHS = {"input": 40, "output": 3}
 
 
 def steps(directory: Path, duration: float = 5.0, block_tokens: int = 16) -> list[Step]:
     made = []
     for number, rate in enumerate((2.0, 6.0)):
-        scenario = Scenario.model_validate(
-            {
-                "name": "step",
-                "lengths": {"input": 40, "output": 3},
-                "rate": rate,
-                "duration": 5.0,
-                "block_tokens": block_tokens + number * (block_tokens != 16),
-            }
-        )
+        blocks = block_tokens + number * (block_tokens != 16)
+        short = scenario(lengths=LENGTHS, rate=rate, duration=5.0, block_tokens=blocks)
         step = Step(directory / f"{rate:g}.jsonl", number * duration, (1.0, 4.0))
-        write_schedule(generate(scenario), step.schedule)
+        write_schedule(generate(short), step.schedule)
         made.append(step)
     return made
 
@@ -50,17 +45,11 @@ def test_steps_share_no_prompt_and_neither_do_seeds(tmp_path: Path) -> None:
 
 
 def test_a_turn_counts_where_it_was_due_and_not_where_it_was_planned(tmp_path: Path) -> None:
-    scenario = {
-        "name": "sessions",
-        "lengths": {"input": 40, "output": 3},
-        "rate": 6.0,
-        "duration": 5.0,
-        "sessions": {"turns": 3, "think": 0.5, "message": 10},
-        "block_tokens": 16,
-    }
+    talk = {"sessions": {"turns": 3, "think": 0.5, "message": 10}, "block_tokens": 16}
     parts = [Step(tmp_path / f"{n}.jsonl", n * 5.0, (1.0, 4.0)) for n in range(2)]
     for seed, step in enumerate(parts):
-        write_schedule(generate(Scenario.model_validate(scenario | {"seed": seed})), step.schedule)
+        drawn = scenario(lengths=LENGTHS, rate=6.0, duration=5.0, seed=seed, **talk)
+        write_schedule(generate(drawn), step.schedule)
     directory = tmp_path / "whole"
     directory.mkdir()
     write_staircase(parts, 1, directory / "schedule.jsonl")

@@ -23,6 +23,7 @@ from loadtest.traffic.schedule import (
     read_schedule,
     write_schedule,
 )
+from tests.loadtest.runs import scenario
 
 SHIPPED = sorted((Path(loadtest.__file__).parent / "scenarios").glob("*.yaml"))
 
@@ -57,67 +58,58 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     )
 
 
-def generated(scenario: Scenario) -> Schedule:
+def generated(drawn: Scenario) -> Schedule:
     """The schedule of a scenario that has one: a bursty process may be silent for so long."""
     try:
-        return generate(scenario)
+        return generate(drawn)
     except LoadTestError:
         reject()
 
 
 @settings(max_examples=20)
-@given(scenario=scenarios())
+@given(drawn=scenarios())
 def test_a_schedule_is_deterministic_and_survives_its_file(
-    scenario: Scenario, tmp_path_factory: pytest.TempPathFactory
+    drawn: Scenario, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    schedule = generated(scenario)
-    assert generate(scenario) == schedule
+    schedule = generated(drawn)
+    assert generate(drawn) == schedule
     path = tmp_path_factory.mktemp("schedule") / "s.jsonl"
     write_schedule(schedule, path)
     assert read_schedule(path) == schedule
 
 
 @settings(max_examples=20)
-@given(scenario=scenarios())
-def test_requests_fit_the_context_and_their_blocks(scenario: Scenario) -> None:
-    schedule = generated(scenario)
+@given(drawn=scenarios())
+def test_requests_fit_the_context_and_their_blocks(drawn: Scenario) -> None:
+    schedule = generated(drawn)
     for request in schedule.requests:
         assert request.input_length >= 1
         assert request.output_length >= 1
-        if scenario.max_model_len:
-            assert request.input_length + request.output_length <= scenario.max_model_len
-        assert len(request.hash_ids) == -(-request.input_length // scenario.block_tokens)
+        if drawn.max_model_len:
+            assert request.input_length + request.output_length <= drawn.max_model_len
+        assert len(request.hash_ids) == -(-request.input_length // drawn.block_tokens)
 
 
 @settings(max_examples=20)
-@given(scenario=scenarios())
-def test_a_turn_begins_with_the_prompt_before_it(scenario: Scenario) -> None:
-    schedule = generated(scenario)
+@given(drawn=scenarios())
+def test_a_turn_begins_with_the_prompt_before_it(drawn: Scenario) -> None:
+    schedule = generated(drawn)
     assert [r.timestamp for r in schedule.requests] == sorted(
         r.timestamp for r in schedule.requests
     )
     for turns in schedule.sessions():
         requests = [schedule.requests[turn] for turn in turns]
-        assert len(requests) == 1 or scenario.sessions is not None
+        assert len(requests) == 1 or drawn.sessions is not None
         for before, after in pairwise(requests):
-            assert after.timestamp == before.timestamp + after.delay < 1000 * scenario.duration
+            assert after.timestamp == before.timestamp + after.delay < 1000 * drawn.duration
             assert after.input_length > before.input_length + before.output_length
             tokens = token_ids(after, 0, schedule.prompts)
             assert tokens[: before.input_length] == token_ids(before, 0, schedule.prompts)
 
 
 def test_sessions_have_as_many_turns_and_pauses_as_asked() -> None:
-    scenario = Scenario.model_validate(
-        {
-            "name": "sessions",
-            "lengths": {"input": 100, "output": 10},
-            "rate": 40,
-            "duration": 1000,
-            "sessions": {"turns": 4, "think": 2, "message": 50},
-            "block_tokens": 16,
-        }
-    )
-    schedule = generate(scenario)
+    sessions_of = {"turns": 4, "think": 2, "message": 50}
+    schedule = generate(scenario(rate=40, duration=1000, sessions=sessions_of, block_tokens=16))
     sessions = [[schedule.requests[turn] for turn in turns] for turns in schedule.sessions()]
     early = [turns for turns in sessions if turns[0].timestamp < 900_000]
     assert len(early) == pytest.approx(9000, rel=0.03)
@@ -133,10 +125,10 @@ def test_sessions_have_as_many_turns_and_pauses_as_asked() -> None:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_scenarios_say_what_they_are(path: Path) -> None:
-    scenario = load_scenario(path)
-    schedule = generate(scenario)
-    assert scenario.name == path.stem
-    assert scenario.description
+    shipped = load_scenario(path)
+    schedule = generate(shipped)
+    assert shipped.name == path.stem
+    assert shipped.description
     assert schedule.traffic["truncated_fraction"] < 0.05
 
 
@@ -148,17 +140,10 @@ def test_lengths_do_not_depend_on_the_rate() -> None:
 
 
 def test_prefixes_are_shared_as_often_as_asked() -> None:
-    scenario = Scenario.model_validate(
-        {
-            "name": "shared",
-            "lengths": {"input": 1000, "output": 1},
-            "rate": 100,
-            "duration": 100,
-            "block_tokens": 100,
-            "prefixes": {"share": 0.5, "groups": 4, "blocks": 3},
-        }
-    )
-    schedule = generate(scenario)
+    lengths = {"input": 1000, "output": 1}
+    prefixes = {"share": 0.5, "groups": 4, "blocks": 3}
+    given = {"lengths": lengths, "prefixes": prefixes, "block_tokens": 100}
+    schedule = generate(scenario(rate=100, duration=100, **given))
     first = np.array([request.hash_ids[0] for request in schedule.requests])
     shared = first < 12
     assert shared.mean() == pytest.approx(0.5, abs=0.03)
@@ -171,11 +156,8 @@ def test_prefixes_are_shared_as_often_as_asked() -> None:
 
 
 def test_a_run_without_a_request_is_refused() -> None:
-    scenario = Scenario.model_validate(
-        {"name": "never", "lengths": "azure-code", "rate": 0.001, "duration": 0.001}
-    )
-    with pytest.raises(LoadTestError, match="never: "):
-        generate(scenario)
+    with pytest.raises(LoadTestError, match="imaginary: "):
+        generate(scenario(rate=0.001, duration=0.001))
 
 
 @pytest.mark.parametrize(
@@ -205,16 +187,9 @@ def test_a_wrong_scenario_is_one_clear_error(tmp_path: Path, text: str, message:
 
 @pytest.mark.parametrize("name", sorted(length_tables()))
 def test_a_schedule_has_the_marginals_of_the_trace_and_the_gaps_asked_for(name: str) -> None:
-    scenario = Scenario.model_validate(
-        {
-            "name": "whole",
-            "lengths": name,
-            "rate": 4,
-            "duration": 20_000,
-            "arrivals": name if name in PRESETS else "poisson",
-        }
-    )
-    schedule = generate(scenario)
+    process = name if name in PRESETS else "poisson"
+    whole = scenario(lengths=name, rate=4, duration=20_000, arrivals=process)
+    schedule = generate(whole)
     table = length_table(name)
     for side in ("input", "output"):
         drawn = np.array([getattr(r, f"{side}_length") for r in schedule.requests])
@@ -224,7 +199,7 @@ def test_a_schedule_has_the_marginals_of_the_trace_and_the_gaps_asked_for(name: 
             assert np.mean(drawn <= value) >= p - 0.04
             assert np.mean(drawn < value) <= p + 0.04
     gaps = np.diff([r.timestamp for r in schedule.requests])  # whole milliseconds, as replayed
-    assert gaps.std() / gaps.mean() == pytest.approx(scenario.process.cv, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(whole.process.cv, rel=0.05)
 
 
 # ---- arrivals ------------------------------------------------------------------------------------
