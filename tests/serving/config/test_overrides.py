@@ -26,6 +26,7 @@ from vllm_gac.steps.verify import verify
 
 # Keys that users may change, or that change no answer.
 FREE = {"dtype", "max_position_embeddings", "rms_norm_eps", "sliding_window", "rope", "experts"}
+FREE |= {"eos_token_id", "use_cache"}
 # Any other value is refused by the schema or by vllm_gac.serving.config.foreign_code.
 NAMES = {"model_type", "architectures", "hidden_act"}
 
