@@ -1,8 +1,5 @@
 """State dicts give the tensors of the model; all else that a file may hold is refused."""
 
-import json
-import pickle
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +10,10 @@ from vllm.config.load import LoadConfig
 
 from tests.serving.stubs import ModelConfigStub
 from tests.support.bombs import Bomb
-from tests.support.command import error
 from tests.support.dense_models import config, weights, write
-from tests.support.state_dicts import FORMS, INDEX, write_bin
+from tests.support.state_dicts import write_bin
+from vllm_gac.checkpoint.headers import PAGE
 from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
-from vllm_gac.checkpoint.state_dicts import PAGE
 from vllm_gac.errors import CheckpointError, DiskError
 from vllm_gac.serving.loading.loader import GacModelLoader
 
@@ -30,9 +26,9 @@ def holds(checkpoint: Checkpoint, expected: dict[str, torch.Tensor]) -> bool:
         return all(torch.equal(read(name), tensor) for name, tensor in expected.items())
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_state_dict_has_the_tensors_of_the_model(form: str, tmp_path: Path) -> None:
-    directory = write_bin(tmp_path / "bin", config(), **FORMS[form])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_state_dicts_have_the_tensors_of_the_model(shards: int, tmp_path: Path) -> None:
+    directory = write_bin(tmp_path / "bin", config(), shards=shards)
     assert holds(open_checkpoint(directory), weights(config(), torch.bfloat16))
 
 
@@ -63,19 +59,14 @@ def test_vllm_is_given_safetensors_only(tmp_path: Path) -> None:
         loader._preflight(stub)
 
 
-@pytest.mark.parametrize("change", ["replaced", "rewritten", "removed"])
+@pytest.mark.parametrize("removed", [True, False])
 def test_a_file_that_changes_after_its_header_was_read_is_an_error(
-    change: str, tmp_path: Path
+    removed: bool, tmp_path: Path
 ) -> None:
     file = write_bin(tmp_path / "bin", config()) / "pytorch_model.bin"
     with open_checkpoint(file.parent).reader() as read:
-        if change == "rewritten":
-            read(UP)
-            file.write_bytes(file.read_bytes() + b"\0")
-        else:
-            file.unlink()
-        if change == "replaced":
-            torch.save(weights(config(intermediate_size=8)), file)
+        read(UP)
+        file.unlink() if removed else file.write_bytes(file.read_bytes() + b"\0")
         with pytest.raises((CheckpointError, DiskError), match=file.name):
             read(UP)
 
@@ -92,24 +83,6 @@ def cut(share: float) -> Callable[[Path], object]:
     return lambda file: file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
 
 
-def compressed(file: Path) -> None:
-    """As a bomb is: a few bytes that stand for many."""
-    with zipfile.ZipFile(file) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-
-
-def short_storage(file: Path) -> None:
-    """The pickle speaks of more numbers than the file has."""
-    with zipfile.ZipFile(file) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content[:8] if "/data/" in name else content)
-
-
 def old_format(file: Path) -> None:
     tensors = weights(config(), torch.bfloat16)
     torch.save(tensors, file, _use_new_zipfile_serialization=False)
@@ -123,23 +96,16 @@ def pointer(file: Path) -> None:
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "code": (rewritten(lambda t: {UP: Bomb(Path("marker"))}), PAGE),
     "a whole module": (rewritten(lambda t: torch.nn.Linear(2, 2)), "torch.nn.modules.linear"),
-    "a module by a name": (rewritten(lambda t: {"model": torch.nn.ReLU()}), PAGE),
-    "a pickle alone": (lambda file: file.write_bytes(pickle.dumps({UP: 1})), PAGE),
     "a dict of dicts": (rewritten(lambda t: {"state_dict": t}), "state_dict"),
     "a number among tensors": (rewritten(lambda t: t | {"epoch": 3}), "epoch"),
     "one tensor": (rewritten(lambda t: t[UP]), "state_dict()"),
-    "before torch 1.6": (old_format, "1.6"),
+    "before torch 1.6": (old_format, PAGE),
     "nothing": (cut(0), PAGE),
-    "a tenth": (cut(0.1), PAGE),
     "all but the end": (cut(0.999), PAGE),
-    "compressed members": (compressed, PAGE),
-    "storages cut off": (short_storage, PAGE),
     "a pointer": (pointer, "git lfs pull"),
     "transposed": (rewritten(lambda t: t | {UP: t[UP].T.contiguous().T}), UP),
     "sparse": (rewritten(lambda t: t | {UP: t[UP].to_sparse()}), UP),
-    "meta": (rewritten(lambda t: t | {UP: t[UP].to("meta")}), UP),
     "complex": (rewritten(lambda t: t | {UP: t[UP].to(torch.complex64)}), UP),
-    "int64": (rewritten(lambda t: t | {UP: t[UP].long()}), UP),
     "another shape": (rewritten(lambda t: t | {UP: t[UP][1:].clone()}), UP),
     "NaN": (rewritten(lambda t: t | {UP: t[UP] * torch.nan}), UP),
     "missing": (rewritten(lambda t: {n: t[n] for n in t if n != UP}), UP),
@@ -165,24 +131,7 @@ def test_what_is_no_sound_state_dict_is_refused_by_name(
 
 
 def test_a_tensor_twice(tmp_path: Path) -> None:
-    model = write_bin(tmp_path / "bin", config(), shards=2, index=False)
+    model = write_bin(tmp_path / "bin", config(), shards=2)
     torch.save({UP: torch.ones(2)}, model / "pytorch_model-2.bin")
     with pytest.raises(CheckpointError, match=rf"pytorch_model-2\.bin: {UP}"):
         open_checkpoint(model)
-
-
-@pytest.mark.parametrize("file", ["../pytorch_model.bin", "pytorch_model-00009-of-00002.bin", None])
-def test_an_index_that_says_otherwise(file: str | None, tmp_path: Path) -> None:
-    path = write_bin(tmp_path / "bin", config(), shards=2) / INDEX
-    index = json.loads(path.read_text())
-    index["weight_map"]["extra"] = file or index["weight_map"][UP]
-    path.write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=file or INDEX):
-        open_checkpoint(path.parent)
-
-
-def test_every_verb_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = write_bin(tmp_path / "bin", config()) / "pytorch_model.bin"
-    torch.save(torch.nn.Linear(2, 2), file)
-    for words in (("inspect", file.parent), ("import", file, tmp_path / "out")):
-        assert PAGE in error(capsys, *words)

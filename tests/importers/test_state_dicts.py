@@ -13,7 +13,7 @@ from tests.importers.tools import MISTRAL, assert_same_logits
 from tests.support.command import error, result
 from tests.support.dense_models import config, weights, write, write_text
 from tests.support.imports import ROOT
-from tests.support.state_dicts import FORMS, write_bin
+from tests.support.state_dicts import write_bin
 
 GUIDE = ROOT / "docs" / "guide.md"
 
@@ -35,13 +35,12 @@ def test_state_dicts_are_compressed_as_safetensors_are(
     assert result(capsys, "inspect", model)["format"] == "dense"
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("given", ["directory", "file"])
+@pytest.mark.parametrize(("shards", "given"), [(1, "file"), (2, "directory"), (2, "file")])
 def test_import_makes_safetensors_of_them(
-    form: str, given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shards: int, given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raw = config(**MISTRAL)
-    model, out = write_bin(tmp_path / "bin", raw, **FORMS[form]), tmp_path / "out"
+    model, out = write_bin(tmp_path / "bin", raw, shards=shards), tmp_path / "out"
     source = model if given == "directory" else next(model.glob("pytorch_model*.bin"))
     done = result(capsys, "import", source, out, "--quiet")
     assert (done["format"], done["dtype"], done["tokenizer"]) == ("dense", "bfloat16", True)

@@ -1,26 +1,32 @@
 """The headers of weights, read second of the three steps of opening: names, dtypes and shapes."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from vllm_gac.checkpoint.digests import Digests
 from vllm_gac.checkpoint.dtypes import stored_dtype
 from vllm_gac.checkpoint.locate import Weights
-from vllm_gac.checkpoint.regular_files import open_untrusted
-from vllm_gac.checkpoint.state_dicts import load_state_dict
+from vllm_gac.checkpoint.regular_files import open_pinned, open_untrusted
 from vllm_gac.checkpoint.strict_json import MAX_BYTES, parse_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 
+if TYPE_CHECKING:
+    import torch
+
 # The largest dense model has 1,137 tensors in some 200 shards. 1024 layers, which is the most that
 # is served, have 9,219 tensors; 650 layers have 16,250 if every linear is two with a bias.
 MAX_TENSORS = 1 << 14
+# It says how to make safetensors of a pickle that is refused.
+PAGE = "docs/guide.md#models-in-a-pickle"
+_REFUSED_NAME = re.compile(r"GLOBAL ([\w.]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +37,10 @@ class TensorInfo:
         file: Name of the file within the model directory.
         dtype: safetensors' name of the dtype, e.g. "BF16".
         shape: The tensor's shape.
-        start: Position of its first byte in the file, or in the tensor `key` of a state dict.
+        start: Position of its first byte in the file, or in a tensor of a state dict.
         version: Size and time of the file when its header was read, to notice if it has changed
             since. None: not checked.
-        key: The tensor's name in a state dict. None: the file is in safetensors.
+        mapped: The tensor of a state dict. None: the file is in safetensors.
         crc32: The checksum of its bytes as they were written. None: it is unknown.
     """
 
@@ -43,7 +49,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     start: int
     version: tuple[int, int] | None = field(default=None, compare=False)
-    key: str | None = None
+    mapped: "torch.Tensor | None" = field(default=None, compare=False)
     crc32: int | None = field(default=None, compare=False)
 
 
@@ -116,11 +122,50 @@ def _safetensors(path: Path, version: tuple[int, int]) -> dict[str, TensorInfo]:
 
 def _state_dict(path: Path, version: tuple[int, int]) -> dict[str, TensorInfo]:
     tensors = {}
-    for name, tensor in load_state_dict(path).items():
+    for name, tensor in _load_state_dict(path).items():
         stored = stored_dtype(tensor.dtype)
         dtype = stored.name if stored else str(tensor.dtype)
-        tensors[name] = TensorInfo(path.name, dtype, tuple(tensor.shape), 0, version, key=name)
+        tensors[name] = TensorInfo(path.name, dtype, tuple(tensor.shape), 0, version, tensor)
     return tensors
+
+
+def _load_state_dict(path: Path) -> "dict[str, torch.Tensor]":
+    """The tensors of the state dict in `path` by name, contiguous and mapped.
+
+    torch.load runs no code with `weights_only=True`, and is never called without it. It maps the
+    zip format, which torch.save writes since 1.6. Raises CheckpointError naming the file if torch
+    refuses it or it is damaged, and the tensor if one is not contiguous.
+    """
+    import torch
+
+    with open_pinned(path) as same:
+        try:
+            state = torch.load(same, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as e:  # torch raises a dozen kinds for files that are damaged
+            raise CheckpointError(
+                f"{path}: torch.load(weights_only=True) cannot read it ({_refusal(e)}); if it "
+                f"holds a whole module, {PAGE} says what to do, else fetch it again"
+            ) from e
+    if not isinstance(state, dict) or not state:
+        raise CheckpointError(f"{path}: not a state dict; save model.state_dict()")
+    for name, tensor in state.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise CheckpointError(
+                f"{path}: {sanitize(name)}: {type(tensor).__name__}, expected a tensor; save "
+                "model.state_dict()"
+            )
+        if tensor.layout != torch.strided or tensor.is_meta or not tensor.is_contiguous():
+            raise CheckpointError(
+                f"{path}: {sanitize(name)}: not stored in one piece; save it as .contiguous()"
+            )
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def _refusal(error: Exception) -> str:
+    """What torch says is wrong, without its advice to load the file by running it."""
+    if refused := _REFUSED_NAME.search(str(error)):
+        return f"it names {sanitize(refused[1])}"
+    return sanitize(str(error).partition(". ")[0] or type(error).__name__)
 
 
 @contextmanager

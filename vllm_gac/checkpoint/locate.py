@@ -15,8 +15,8 @@ from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 
+_SUFFIX, _WHOLE = ".safetensors", "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_STATE_DICT_INDEX = "pytorch_model.bin.index.json"
 # Mistral's own files begin with it. Their tensors have other names, and are often beside the same
 # weights in Hugging Face's files.
 CONSOLIDATED = "consolidated"
@@ -91,22 +91,21 @@ def locate_weights(directory: Path) -> Weights:
     names a file elsewhere.
     """
     names = sorted(path.name for path in directory.glob("*"))
-    index, suffix = directory / INDEX_FILE, ".safetensors"
-    files = [n for n in names if n.endswith(suffix) and not n.startswith(CONSOLIDATED)]
-    if not any(suffix in name for name in names) and (state_dicts := state_dict_files(directory)):
-        index, suffix, files = directory / _STATE_DICT_INDEX, ".bin", state_dicts
-    listed: Mapping[str, str] = {}
+    files = [n for n in names if n.endswith(_SUFFIX) and not n.startswith(CONSOLIDATED)]
+    if not any(_SUFFIX in name for name in names):
+        files = state_dict_files(directory)
+    index, listed = directory / INDEX_FILE, dict[str, str]()
     if index.name in names:
         refuse_escape(directory, index)
-        listed = _listed(index, suffix)
+        listed = _listed(index)
         files = sorted(set(listed.values()))
     if len(files) > MAX_SHARDS:
         raise CheckpointError(f"{directory}: more than {MAX_SHARDS} shards, the most that are read")
     if not set(files) - {"adapter_model.safetensors"}:
         raise CheckpointError(f"{directory}: {without_weights(directory)}")
-    if listed and (one := f"{index.name.partition('.')[0]}{suffix}") in names and one not in files:
+    if listed and _WHOLE in names and _WHOLE not in files:
         raise CheckpointError(
-            f"{directory / one}: is beside {index.name}, which does not list it, and engines "
+            f"{directory / _WHOLE}: is beside {index.name}, which does not list it, and engines "
             "differ in which of the two they read; remove what is old"
         )
     if "adapter_config.json" in names:
@@ -205,21 +204,21 @@ def _not_ours(directory: Path) -> str | None:
     return None
 
 
-def _listed(index: Path, suffix: str) -> dict[str, str]:
-    """The file of each tensor in an index; the files' names must end in `suffix`."""
+def _listed(index: Path) -> dict[str, str]:
+    """The file of each tensor in an index."""
     listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed:
         raise CheckpointError(f"{index}: weight_map is missing, empty or not an object")
     for name, file in listed.items():
         if (
             not isinstance(file, str)
-            or not file.endswith(suffix)
+            or not file.endswith(_SUFFIX)
             or not file.isprintable()
             or "/" in file
             or "\\" in file
         ):
             raise CheckpointError(
-                f"{index}: {sanitize(name)}: {sanitize(repr(file))} is not the name of a {suffix} "
+                f"{index}: {sanitize(name)}: {sanitize(repr(file))} is not the name of a {_SUFFIX} "
                 "file in the model directory; move the file there, and say so in the index"
             )
     return listed

@@ -21,7 +21,6 @@ from vllm_gac.checkpoint.digests import not_as_written
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import TensorInfo, version_of
 from vllm_gac.checkpoint.regular_files import open_regular
-from vllm_gac.checkpoint.state_dicts import load_state_dict
 from vllm_gac.errors import CheckpointError, DiskError
 from vllm_gac.errors.sanitize import sanitize
 
@@ -45,12 +44,10 @@ class ShardFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._descriptors: dict[str, int] = {}
-        self._state_dicts: dict[str, dict[str, torch.Tensor]] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close all files."""
-        self._state_dicts.clear()
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
@@ -62,8 +59,9 @@ class ShardFiles:
         """
         path, position = self._directory / info.file, info.start + offset
         try:
-            if info.key is not None:
-                buffer[:] = self._mapped(path, info)[position : position + len(buffer)]
+            if info.mapped is not None:
+                raw = info.mapped.reshape(-1).view(DTYPES["U8"].torch).numpy()
+                buffer[:] = raw.data[position : position + len(buffer)]
                 status = path.stat()
             else:
                 descriptor = self._opened(info)
@@ -155,18 +153,6 @@ class ShardFiles:
                 path = self._directory / info.file
                 self._descriptors[info.file] = open_regular(path, DiskError)
             return self._descriptors[info.file]
-
-    def _mapped(self, path: Path, info: TensorInfo) -> memoryview:
-        """The bytes of a tensor of a state dict."""
-        import torch
-
-        with self._lock:
-            if info.file not in self._state_dicts:
-                self._state_dicts[info.file] = load_state_dict(path)
-                if info.version not in (None, version_of(path.stat())):
-                    raise _changed(path)
-            tensor = self._state_dicts[info.file][info.key or ""]
-        return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def all_in_range(raw: "np.ndarray[Any, np.dtype[np.uint8]]", dtype: str) -> bool:

@@ -56,7 +56,7 @@ def open_source(source: Path, base: Path | None) -> Checkpoint:
         _, model = _recognized(source.parent, raw, headers)
     else:
         _, model = open_any_format(source.parent if one_file else source)
-    pickled = any(info.key is not None for info in model.tensors.values())
+    pickled = any(info.mapped is not None for info in model.tensors.values())
     if model.config.gac is None and not isinstance(model, Imported) and pickled:
         return _dense(model)
     return model
