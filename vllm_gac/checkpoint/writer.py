@@ -4,7 +4,6 @@ Every file is written atomically. workspace.py makes the complete directory appe
 """
 
 import math
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from vllm_gac.checkpoint.digests import sign_files, unsign_files
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.locate import (
     INDEX_FILE,
-    MAX_AUXILIARY_BYTES,
     OTHERS,
     TOKENIZER,
     refuse_escape,
@@ -22,33 +20,17 @@ from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.regular_files import sha256_of_file
 from vllm_gac.errors import CheckpointError
 
-# A model has about ten files beside its weights.
-_MAX_AUXILIARY_FILES = 64
-
 
 def auxiliary_files(source: Path) -> list[Path]:
     """Tokenizer, generation config, chat template and licence of the model in `source`.
 
-    Raises CheckpointError for a link out of `source`, because its target is not part of the
-    model, and for files that are too large or too many.
+    Raises CheckpointError for a link out of `source`, because its target is not part of the model.
     """
-    files: list[Path] = []
-    for pattern in (*TOKENIZER, *OTHERS):
-        for path in islice(source.glob(pattern), _MAX_AUXILIARY_FILES + 1):
-            if path.is_file():
-                refuse_escape(source, path)
-                files.append(path)
-                size = path.stat().st_size
-                if size > MAX_AUXILIARY_BYTES:
-                    raise CheckpointError(
-                        f"{path}: {size} bytes, at most {MAX_AUXILIARY_BYTES} are copied "
-                        "with a model; move it elsewhere"
-                    )
-    if len(files) > _MAX_AUXILIARY_FILES:
-        raise CheckpointError(
-            f"{source}: more than {_MAX_AUXILIARY_FILES} files named like {files[0].name} are not "
-            "copied with a model; move some elsewhere"
-        )
+    files = [
+        path for pattern in (*TOKENIZER, *OTHERS) for path in source.glob(pattern) if path.is_file()
+    ]
+    for path in files:
+        refuse_escape(source, path)
     return sorted(files)
 
 

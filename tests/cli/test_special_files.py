@@ -1,4 +1,4 @@
-"""Small inputs that demand too much time or memory. None of them is a model directory."""
+"""Pipes, devices, directories and sockets in place of the files that verbs read."""
 
 import json
 import os
@@ -10,9 +10,7 @@ import pytest
 
 from tests.support.command import error
 from tests.support.dense_models import tokenizer
-from tests.support.model_files import config, gac_config, write_model
-from vllm_gac.checkpoint.writer import auxiliary_files, copy_auxiliary_files
-from vllm_gac.errors import CheckpointError
+from tests.support.model_files import config, write_model
 
 
 def a_socket(path: Path) -> None:
@@ -51,25 +49,3 @@ def test_a_file_that_is_none_is_not_waited_for(
     paths = {"MODEL": model, "OUT": tmp_path / "out", "FILE": file}
     said = error(capsys, *(paths.get(part, part) for part in READERS[reader]))
     assert f"{file}: " in said
-
-
-@pytest.mark.parametrize("name", ["LICENSE", "tokenizer.json", "chat_template.jinja"])
-def test_what_lies_beside_a_model_is_copied_up_to_a_size(name: str, tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", gac_config())
-    (model / "NOTICE").write_text("kept")
-    (tmp_path / "out").mkdir()
-    copy_auxiliary_files(model, tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["NOTICE"]
-    with (model / name).open("wb") as file:
-        os.truncate(file.fileno(), 1 << 40)
-    with pytest.raises(CheckpointError, match=f"{name}: 1099511627776"):
-        auxiliary_files(model)
-
-
-def test_and_up_to_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = write_model(tmp_path / "model", gac_config())
-    for number in range(65):
-        (model / f"tokenizer.{number}").touch()
-    said = error(capsys, "repair", model, "--out", tmp_path / "out")
-    assert f"{model}: " in said
-    assert not (tmp_path / "out.partial").exists()
