@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from tests.importers.tools import dense
 
@@ -24,15 +23,6 @@ class NoMLP(nn.Module):
         return torch.zeros_like(x)
 
 
-class OwnRope(LlamaAttention):
-    """Attention whose head size, and so its RoPE, differs from the model's."""
-
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
-        positions = torch.arange(hidden_states.shape[1])[None]
-        kwargs["position_embeddings"] = LlamaRotaryEmbedding(self.config)(hidden_states, positions)
-        return super().forward(hidden_states, **kwargs)
-
-
 def heterogeneous(raw: dict[str, Any], layers: list[Dims]) -> nn.Module:
     """The model of `raw` with `layers`. A layer has dims by transformers' keys, and `skip`."""
     model = dense(raw)
@@ -43,8 +33,8 @@ def heterogeneous(raw: dict[str, Any], layers: list[Dims]) -> nn.Module:
         for key, dim in dims.items():
             setattr(own, key, dim)
         if dims:
-            attention = OwnRope if "head_dim" in dims else type(layer.self_attn)
-            layer.self_attn, layer.mlp = attention(own, index), type(layer.mlp)(own)
+            layer.self_attn = type(layer.self_attn)(own, index)
+            layer.mlp = type(layer.mlp)(own)
         if "attention" in dims.get("skip", ()):
             layer.self_attn, layer.input_layernorm = NoAttention(), nn.Identity()
         if "mlp" in dims.get("skip", ()):

@@ -42,7 +42,7 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
     "intermediate_size": [layered(intermediate_size=-1), layered(intermediate_size="8"),
                           blocks("ffn", intermediate_size=-1)],
     "layer 0": [layered(num_key_value_heads=3)],
-    "odd 7": [layered(head_dim=7)],
+    "0.head_dim": [layered(head_dim=8)],
     "0.skip": [layered(skip="mlp"), layered(skip=["router"])],
     "per_layer_config.2": [config(per_layer_config={"2": {}})],
     "replace_with_linear": [blocks("attention", replace_with_linear=True)],

@@ -2,11 +2,9 @@
 
 Tensors have the names and shapes of a Llama of these dims. A layer may skip its attention or its
 MLP; the skipped part is served as zero weights of the smallest size that tensor parallelism can
-divide. A layer with another head size than the model needs its own RoPE frequencies and its own
-softmax scale; the scale is multiplied into q_proj.
+divide.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,7 +42,6 @@ class LayerDims:
 
     query_heads: int | None = None
     kv_heads: int | None = None
-    head_dim: int | None = None
     intermediate_size: int | None = None
     has_attention: bool = True
     has_mlp: bool = True
@@ -106,19 +103,12 @@ def _defaults(raw: Mapping[str, Any], layers: Sequence[LayerDims]) -> dict[str, 
 def _layer(dense: ModelLayout, dims: LayerDims, where: str) -> LayerLayout:
     model = dense.layers[0]
     query_heads, kv_heads = dims.query_heads or model.query_heads, dims.kv_heads or model.key.heads
-    size, width = dims.head_dim or dense.head_dim, dims.intermediate_size or model.intermediate_size
+    size, width = dense.head_dim, dims.intermediate_size or model.intermediate_size
     if not dims.has_attention:
         query_heads, kv_heads, size = model.key.heads, model.key.heads, _IDLE_HEAD
     if query_heads % kv_heads:
         raise CheckpointError(
             f"{where}: {kv_heads} KV heads cannot be shared evenly by {query_heads} query heads"
-        )
-    if size % 2:
-        raise CheckpointError(f"{where}: head_dim: RoPE turns pairs, got odd {size}")
-    if dense.qk_norm and dims.has_attention and size != dense.head_dim:
-        raise CheckpointError(
-            f"{where}: head_dim: whole heads of {dense.head_dim} are normed before RoPE, so no "
-            f"layer can have others; got {size}"
         )
     return LayerLayout(
         query_heads=query_heads,
@@ -132,8 +122,8 @@ def _own_sources(
     layout: ModelLayout, dims: LayerDims, index: int, rope: RopeParameters
 ) -> dict[str, Source]:
     """Sources of the tensors of layer `index` that the files do not hold as they are served."""
-    layer, prefix = layout.layers[index], f"model.layers.{index}."
-    size, sources = layer.key.size, {}
+    key, prefix = layout.layers[index].key, f"model.layers.{index}."
+    sources: dict[str, Source] = {}
     skipped: tuple[str, ...] = ()
     if not dims.has_attention:
         skipped += ("self_attn.", "input_layernorm.")
@@ -142,15 +132,12 @@ def _own_sources(
     for name, shape in layout.layer_tensors(index):
         local = name.removeprefix(prefix)
         if local == "self_attn.rope_inv_freq":
-            table = partial(_frequencies, rope, heads=layer.key.heads, size=size)
+            table = partial(_frequencies, rope, heads=key.heads, size=key.size)
             sources[name] = Source((), table)
         elif local.startswith(skipped):
             value = 1.0 if local.endswith("norm.weight") else 0.0
             filled = partial(_filled, shape=shape, value=value)
             sources[name] = Source((_ANY,), filled)
-        elif local.startswith("self_attn.q_proj.") and size != layout.head_dim:
-            factor = math.sqrt(layout.head_dim / size)
-            sources[name] = Source((name,), partial(_scaled, factor=factor))
     return sources
 
 
@@ -163,7 +150,3 @@ def _frequencies(rope: RopeParameters, *, heads: int, size: int) -> "Tensor":
 
 def _filled(like: "Tensor", *, shape: tuple[int, ...], value: float) -> "Tensor":
     return like.new_full(shape, value)
-
-
-def _scaled(weight: "Tensor", *, factor: float) -> "Tensor":
-    return (weight.float() * factor).to(weight.dtype)

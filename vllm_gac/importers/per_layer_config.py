@@ -14,7 +14,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.importers.heterogeneous import LayerDims, has_own_layers, import_layers
 from vllm_gac.importers.imported import Imported
-from vllm_gac.layout.schema import Dim, Heads, HeadSize, Layers, validate
+from vllm_gac.layout.schema import Dim, Heads, Layers, validate
 
 
 class _Layer(BaseModel):
@@ -22,7 +22,6 @@ class _Layer(BaseModel):
 
     num_attention_heads: Heads | None = None
     num_key_value_heads: Heads | None = None
-    head_dim: HeadSize | None = None
     intermediate_size: Dim | None = None
     skip: list[Literal["attention", "mlp"]] = Field(default_factory=list)
 
@@ -61,7 +60,6 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
         dims[index] = LayerDims(
             layer.num_attention_heads,
             layer.num_key_value_heads,
-            layer.head_dim,
             layer.intermediate_size,
             has_attention="attention" not in layer.skip,
             has_mlp="mlp" not in layer.skip,
