@@ -6,6 +6,7 @@ pairs go back to the place of their frequency, and factors are multiplied.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,9 @@ TOKENS = torch.arange(2 * 90).view(2, 90) * 37 % 128
 ALL = ("heads", "prune", "lowrank")
 FORMS = {
     "selected pairs": PlanRequest(kv_ratio=0.6, methods=("heads",), key_form="rotary", key_group=1),
+    "few pairs": PlanRequest(
+        kv_ratio=0.35, methods=("heads",), key_form="rotary", value_group=2, align="none"
+    ),
     "latent": PlanRequest(kv_ratio=0.6, methods=("heads",), key_form="latent", key_group=1),
     "one latent for two": PlanRequest(
         kv_ratio=0.6, methods=("heads",), key_form="latent", key_group=2
@@ -35,13 +39,11 @@ FORMS = {
     "lowrank": PlanRequest(param_ratio=0.6, methods=("lowrank",)),
     "all": PlanRequest(param_ratio=0.7, kv_ratio=0.6, methods=ALL, key_form="latent"),
 }
-# The heads of a dense Qwen3 have one norm, so that its keys cannot have other pairs for each.
-NORMED = ("latent", "prune", "lowrank", "all")
 FORMS_OF = dict.fromkeys(FAMILIES, ("all",)) | {
     "qwen2": ("selected pairs", "all"),  # whose biases have pairs, too
-    "phi3": tuple(FORMS),
-    "qwen3": NORMED,
-    "qwen3_moe": ("latent",),
+    "phi3": tuple(name for name in FORMS if name != "few pairs"),
+    "qwen3": ("selected pairs", "latent", "prune", "lowrank", "all"),
+    "qwen3_moe": ("selected pairs", "few pairs", "latent"),
 }
 
 
@@ -62,6 +64,8 @@ def test_every_form_is_what_transformers_computes(family: str, form: str, tmp_pa
         dense = densified(small, read)
         dense = fused(dense) if FAMILIES[family].fused else dense
         theirs.load_state_dict(in_transformers(dense))
+        if small.layout.qk_norm:
+            _set_norms(theirs, small, read)
         got, expected = logits(reference(small), read, TOKENS), theirs(TOKENS).logits
     assert got.std() > 0.1
     torch.testing.assert_close(got.log_softmax(-1), expected.log_softmax(-1), rtol=0, atol=2e-4)
@@ -98,7 +102,7 @@ def _linears(
         for bias in {f"{name}.bias", f"{name}.B.bias"}.intersection(tensors):
             made[name] = torch.cat([made[name], read(prefix + bias)[:, None]], 1)
     q, k, v, o = (f"self_attn.{x}_proj" for x in "qkvo")
-    keys = made[k].view(layer.key.heads, layer.key.size, -1)
+    keys = made[k].view(layer.key.heads, -1, made[k].shape[-1])
     if model.layout.qk_norm:
         made |= {
             f"self_attn.{x}_norm": weights(RAW[model.config.model_type])[
@@ -115,7 +119,7 @@ def _linears(
         made[k] = (up @ keys).flatten(0, 1)
     elif layer.key.rope_table:
         table = read(f"{prefix}self_attn.rope_inv_freq").expand(KV_HEADS, -1)
-        queries = made[q].view(HEADS, layer.key.size, -1)
+        queries = made[q].view(HEADS, -1, made[q].shape[-1])
         made[k] = torch.cat([_unpruned(keys[h], table[h]) for h in range(KV_HEADS)])
         shared = HEADS // KV_HEADS
         made[q] = torch.cat([_unpruned(queries[h], table[h // shared]) for h in range(HEADS)])
@@ -131,15 +135,35 @@ def _linears(
     return made
 
 
+def _set_norms(theirs: Any, model: Checkpoint, read: Callable[[str], torch.Tensor]) -> None:
+    """Give each head its own norm, with 0 for pairs that it has lost: a dense model has one."""
+    for index, layer in enumerate(model.layout.layers):
+        if not layer.key.rope_table:
+            continue
+        prefix = f"model.layers.{index}.self_attn."
+        table = read(f"{prefix}rope_inv_freq").expand(KV_HEADS, -1)
+        for name, heads in (("q_norm", HEADS), ("k_norm", KV_HEADS)):
+            stored = read(f"{prefix}{name}.weight").view(KV_HEADS, -1, 1)
+            norms = [_unpruned(stored[h], table[h])[:, 0] for h in range(KV_HEADS)]
+            weight = torch.stack(norms).repeat_interleave(heads // KV_HEADS, 0)
+            norm = getattr(theirs.model.layers[index].self_attn, name)
+            norm.weight = torch.nn.Parameter(weight)
+
+
 def _unpruned(head: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-    """`head` [size, hidden] with each pair where a whole head has its frequency."""
+    """`head` [size, hidden] with each pair where a whole head has its frequency.
+
+    A head that is normed before RoPE has all of its rows; those of lost pairs come last.
+    """
     own = 10000.0 ** (-torch.arange(0, SIZE, 2) / SIZE)
     whole, pairs = head.new_zeros(SIZE, head.shape[1]), len(head) // 2
-    for pair, frequency in enumerate(frequencies):
-        place = int((own - frequency).abs().argmin())
-        if frequency > 0:
-            assert abs(own[place] - frequency) < 1e-6 * frequency
-            whole[place], whole[place + SIZE // 2] = head[pair], head[pair + pairs]
+    kept = frequencies[frequencies > 0]
+    places = [int((own - frequency).abs().argmin()) for frequency in kept]
+    torch.testing.assert_close(own[places], kept, rtol=1e-6, atol=0)
+    if pairs == SIZE // 2:
+        places += [place for place in range(pairs) if place not in places]
+    for pair, place in enumerate(places):
+        whole[place], whole[place + SIZE // 2] = head[pair], head[pair + pairs]
     return whole
 
 
