@@ -132,6 +132,6 @@ def test_what_is_no_sound_state_dict_is_refused_by_name(
 
 def test_a_tensor_twice(tmp_path: Path) -> None:
     model = write_bin(tmp_path / "bin", config(), shards=2)
-    torch.save({UP: torch.ones(2)}, model / "pytorch_model-2.bin")
-    with pytest.raises(CheckpointError, match=rf"pytorch_model-2\.bin: {UP}"):
+    torch.save({UP: torch.ones(2)}, model / "pytorch_model-3.bin")
+    with pytest.raises(CheckpointError, match=rf"pytorch_model-3\.bin: {UP}"):
         open_checkpoint(model)
