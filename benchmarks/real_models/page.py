@@ -17,6 +17,9 @@ COLUMNS = {
     "kv": "KV cache kept",
     "expected_loss": "expected loss, nats a token",
     "set_aside": "divergence that compress measured, nats a token",
+    "set_aside_ratio": "perplexity over dense that compress measured",
+    "set_aside_interval": "95 % interval of it",
+    "set_aside_agreement": "first choice agrees, as compress measured",
     "fp8_keys_loss": "expected loss of keys in FP8, nats a token",
     **{f"{text}_ratio": f"{text}: perplexity over dense" for text in TEXTS},
     **{f"{text}_interval": f"{text}: 95 % interval" for text in TEXTS},
@@ -67,7 +70,9 @@ def _row(
     name: str, of: Mapping[str, Mapping[str, Any]], dense: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     made = of.get("model", {})
-    row = {"row": name, "set_aside": (made.get("compress_measured") or {}).get("divergence")}
+    set_aside = made.get("compress_measured") or {}
+    row = {"row": name, "set_aside": set_aside.get("divergence")}
+    row |= {f"set_aside_{key}": set_aside.get(key) for key in ("ratio", "interval", "agreement")}
     row |= {key: made.get(key) for key in ("parameters", "kv", "expected_loss", "fp8_keys_loss")}
     for text in TEXTS:
         if text in of:
