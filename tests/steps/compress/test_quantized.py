@@ -120,6 +120,7 @@ def test_all_but_attention_stays_as_it_was_packed(packed: Path, text: Path, tmp_
     linears = {f"model.layers.{i}.self_attn.{x}_proj" for i in (0, 1) for x in "qkvo"}
     assert left_out(tmp_path / "out") == left_out(packed) | linears
     assert section(tmp_path / "out").get("kv_cache_scheme") is None
+    assert "q, k, v and o of 2 layers" in (tmp_path / "out" / "README.md").read_text()
     kept = {name: tensor for name, tensor in before.items() if "self_attn" not in name}
     assert {name for name in after if "self_attn" not in name} == kept.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in kept.items())

@@ -108,12 +108,14 @@ def write_compressed(
         "head_dim": layout.cache_head_dim,
         "gac": layout.section(source),
     }
+    told = None
     if (quantization := checkpoint.quantization) is not None:
-        logger.info("%s", told_of_packed(checkpoint, layout))
+        told = told_of_packed(checkpoint, layout)
+        logger.info("%s", told)
         config = {key: value for key, value in config.items() if key not in KEYS}
         config["quantization_config"] = quantization.without(unpacked(checkpoint, layout))
     write_json(directory / "plan.json", plan.model_dump(mode="json"))
-    card = compressed_card(checkpoint, plan, layout, measured, calibrated_on)
+    card = compressed_card(checkpoint, plan, layout, measured, calibrated_on, told)
     write_files(checkpoint.directory, directory, config, card)
 
 
