@@ -73,25 +73,29 @@ def test_flash_attention_3_pads_unequal_heads_and_4_does_not(r_k: int, r_v: int)
     assert widths("xformers", (r_k, r_v), (8, 6)) == (r_k, r_v)
 
 
-def test_flash_attention_3_takes_the_groups_of_two_as_they_are() -> None:
-    assert widths("FA3", (192, 128), (9, 0)) == (192, 128)
-    assert widths("FA3", (48, 64), (9, 0)) == (48, 64)
-    assert widths("FA3", (128, 192), (9, 0)) == (192, 192)
-
-
-@pytest.mark.parametrize("sizes", [(48, 128), (64, 160), (72, 64), (64, 72), (264, 264)])
-def test_flash_attention_4_is_not_given_what_it_gets_wrong_on_hopper(
-    sizes: tuple[int, int],
+@pytest.mark.parametrize(
+    ("kernel", "capability", "sizes", "runs_at"),
+    [
+        ("FA3", (9, 0), (192, 128), (192, 128)),
+        ("FA3", (9, 0), (48, 64), (48, 64)),
+        ("FA3", (9, 0), (128, 192), (192, 192)),
+        # What FlashAttention 4 gets wrong on Hopper.
+        *(
+            ("FA4", (9, 0), sizes, None)
+            for sizes in ((48, 128), (64, 160), (72, 64), (64, 72), (264, 264))
+        ),
+        # GPUs that kernels are not for.
+        ("FA3", (8, 0), (64, 64), None),
+        ("FA4", (8, 0), (64, 64), None),
+        ("FA3", (10, 0), (64, 64), None),
+        ("FA4", (10, 0), (192, 192), None),
+        ("FA2", (7, 5), (64, 64), None),
+    ],
+)
+def test_kernels_are_given_what_they_compute_rightly(
+    kernel: str, capability: tuple[int, int], sizes: Any, runs_at: Any
 ) -> None:
-    assert widths("FA4", sizes, (9, 0)) is None
-
-
-def test_kernels_are_not_run_on_gpus_they_are_not_for() -> None:
-    assert widths("FA3", (64, 64), (8, 0)) is None
-    assert widths("FA4", (64, 64), (8, 0)) is None
-    assert widths("FA3", (64, 64), (10, 0)) is None
-    assert widths("FA4", (192, 192), (10, 0)) is None
-    assert widths("FA2", (64, 64), (7, 5)) is None
+    assert widths(kernel, sizes, capability) == runs_at
 
 
 kernels = st.sampled_from(["FA2", "FA3", "FA4", "xformers"])

@@ -11,9 +11,14 @@ import pytest
 from vllm.config.load import LoadConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+from vllm.transformers_utils.config import HFConfigParser
 
-from tests.serving.stubs import ModelConfigStub, VllmConfigStub
+from tests.importers.layer_models import heterogeneous
+from tests.importers.tools import write
+from tests.serving.stubs import ModelConfigStub, VllmConfigStub, stream
+from tests.support.dense_models import config as dense_config
 from tests.support.model_files import Tensors, config, gac_config, tensors_of, write_model
+from vllm_gac import demo
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
@@ -214,3 +219,25 @@ def test_create_engine_config_refuses_a_gac_model_for_other_code(
     assert MODELS_CONFIG_MAP["LlamaForCausalLM"] is ForeignCodeHook
     with pytest.raises(ValueError, match=r"LlamaForCausalLM.*gac"):
         arguments.create_engine_config()
+
+
+def test_everything_else_goes_to_the_previous_parser(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[Any] = []
+
+    class Before(HFConfigParser):
+        def parse(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append((args, kwargs))
+            return {}, None
+
+    monkeypatch.setattr(GacConfigParser, "before", Before)
+    assert GacConfigParser().parse(str(demo.MODEL), True, "main", token="t") == ({}, None)
+    assert calls == [((str(demo.MODEL), True, "main"), {"token": "t"})]
+
+
+def test_the_loader_sends_what_another_tool_wrote_to_import(tmp_path: Path) -> None:
+    raw = dense_config()
+    write(tmp_path, raw, heterogeneous(raw, [{"intermediate_size": 40}, {}]))
+    with pytest.raises(CheckpointError, match=r"layers\.0\.mlp.*vllm-gac import"):
+        dict(stream(ModelConfigStub(tmp_path, json.loads((tmp_path / "config.json").read_text()))))
