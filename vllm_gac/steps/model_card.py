@@ -43,7 +43,7 @@ def compressed_card(
         )
     methods = ", ".join(plan.methods) or "none"
     base = base_model(checkpoint)
-    return _card(
+    return _joined(
         base,
         f"compressed by vllm-gac {version()}",
         _SERVE,
@@ -68,18 +68,14 @@ def imported_card(source: Checkpoint, format: str, files: Sequence[Path], dtype:
     sizes = "\n".join(
         f"- {in_markdown(path.name)}, {path.stat().st_size:,} bytes" for path in files
     )
-    layout = source.layout
-    base = base_model(source)
     return _card(
-        base,
+        source,
         f"converted by vllm-gac {version()} from {format}",
-        f"{_SERVE}\n{_origin(base)}",
         f"Made from these files, whose weights are unchanged but for their type, now {dtype}, and "
         "products of\nfactors that were larger than the matrix:",
         sizes,
-        f"{layout.parameters:,} parameters; {layout.kv_elements:,} numbers per token in the KV "
-        "cache.",
-        _layer_table(layout),
+        _numbers(source.layout),
+        _layer_table(source.layout),
         "`gac` in `config.json` is what serving goes by.",
     )
 
@@ -87,11 +83,9 @@ def imported_card(source: Checkpoint, format: str, files: Sequence[Path], dtype:
 def repaired_card(source: Checkpoint, after: ModelLayout, strategy: str) -> str:
     """The card of a model whose dims were padded to those of `after`, aligned by `strategy`."""
     before = source.layout
-    base = base_model(source)
     return _card(
-        base,
+        source,
         f"repaired by vllm-gac {version()}",
-        f"{_SERVE}\n{_origin(base)}",
         "| | before | repaired |\n"
         "|---|---:|---:|\n"
         f"| parameters | {before.parameters:,} | {after.parameters:,} |\n"
@@ -103,16 +97,14 @@ def repaired_card(source: Checkpoint, after: ModelLayout, strategy: str) -> str:
 
 def exported_card(source: Checkpoint) -> str:
     """The card of a model that was written for other engines."""
-    layout, base = source.layout, base_model(source)
     return _card(
-        base,
+        source,
         f"exported by vllm-gac {version()}",
-        _origin(base),
-        f"{layout.parameters:,} parameters; {layout.kv_elements:,} numbers per token in the KV "
-        "cache.",
-        _layer_table(layout),
+        _numbers(source.layout),
+        _layer_table(source.layout),
         "The dims of layers are in `config.json`, in `per_layer_config` and `block_configs` if "
         "they differ.",
+        serve="",
     )
 
 
@@ -121,12 +113,11 @@ def healed_card(source: Checkpoint, teacher: Checkpoint, entry: Mapping[str, Any
 
     `entry` is what config.json says of the healing under "gac".
     """
-    base, loss, divergence = base_model(source), entry["loss"], entry["divergence"]
+    loss, divergence = entry["loss"], entry["divergence"]
     what = f"adapters of rank {entry['lora_rank']}" if entry["lora_rank"] else "whole weights"
     return _card(
-        base,
+        source,
         f"healed by vllm-gac {version()}",
-        f"{_SERVE}\n{_origin(base)}",
         f"Trained on {entry['tokens']:,} tokens to predict what {in_markdown(entry['teacher'])} "
         f"predicts ({what}, learning rate {entry['learning_rate']:g}).\n"
         f"On {entry['held_out_tokens']:,} tokens of held-out text:",
@@ -135,14 +126,19 @@ def healed_card(source: Checkpoint, teacher: Checkpoint, entry: Mapping[str, Any
         f"| divergence from the teacher | 0 | {divergence['before']:.4f} | "
         f"{divergence['after']:.4f} |\n"
         f"| loss | {loss['teacher']:.4f} | {loss['before']:.4f} | {loss['after']:.4f} |",
-        f"{source.layout.parameters:,} parameters; {source.layout.kv_elements:,} numbers per token "
-        "in the KV cache.",
+        _numbers(source.layout),
         _layer_table(source.layout),
         "`gac` in `config.json` is what serving goes by.",
     )
 
 
-def _card(base: BaseModel, what_was_done: str, *paragraphs: str) -> str:
+def _card(source: Checkpoint, what_was_done: str, *paragraphs: str, serve: str = _SERVE) -> str:
+    """A card that begins with how to `serve` the model and where its base model is."""
+    base = base_model(source)
+    return _joined(base, what_was_done, f"{serve}\n{_origin(base)}".lstrip(), *paragraphs)
+
+
+def _joined(base: BaseModel, what_was_done: str, *paragraphs: str) -> str:
     heading = f"{base.front_matter()}\n# {base.name}, {what_was_done}"
     return "\n\n".join((heading, *paragraphs)) + "\n"
 
@@ -150,6 +146,13 @@ def _card(base: BaseModel, what_was_done: str, *paragraphs: str) -> str:
 def _origin(base: BaseModel) -> str:
     """Where the base model is, if that is known, and its licence."""
     return "\n".join(filter(None, (base.origin(), base.licence_sentence())))
+
+
+def _numbers(layout: ModelLayout) -> str:
+    return (
+        f"{layout.parameters:,} parameters; {layout.kv_elements:,} numbers per token in the KV "
+        "cache."
+    )
 
 
 def _budget(what: str, budget: PlanBudget, ratio: float) -> str:
