@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from vllm_gac.cli import options
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         return _print_verification(args, verification)
     inspection = inspect(args.directory, revision=args.revision)
     if args.json:
-        verified = {} if verification is None else verification.as_json()
+        verified = {} if verification is None else asdict(verification)
         print_json(inspection.as_json() | verified)
         return 0
     print(f"format      {inspection.format}")
@@ -74,7 +75,7 @@ def _verify(args: argparse.Namespace) -> "Verification":
 def _print_verification(args: argparse.Namespace, verification: "Verification") -> int:
     """Print the faults, or that there are none; returns the exit status."""
     if args.json:
-        print_json(verification.as_json())
+        print_json(asdict(verification))
     elif verification.ok:
         print(f"ok: {verification.tensors} tensors, {verification.parameters:,} parameters")
     else:

@@ -1,7 +1,7 @@
 """`vllm-gac repair`: pad a model's dims to aligned ones."""
 
 import argparse
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from vllm_gac.cli import options
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     )
     report = repair_report(done.before, done.after, gpu, request.tensor_parallel_size)
     if args.json:
-        print_json({"out": str(args.out), "strategy": request.strategy, **report.as_json()})
+        print_json({"out": str(args.out), "strategy": request.strategy, **asdict(report)})
     else:
         _print(args, report)
     return 0

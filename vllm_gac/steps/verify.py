@@ -2,9 +2,8 @@
 
 import logging
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vllm_gac.checkpoint.engine_files import refuse_unserved
 from vllm_gac.checkpoint.hub import model_directory
@@ -27,10 +26,6 @@ class Verification:
     faults: list[str]
     tensors: int
     parameters: int
-
-    def as_json(self) -> dict[str, Any]:
-        """The result as JSON values."""
-        return asdict(self)
 
 
 def verify(

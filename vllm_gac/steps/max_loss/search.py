@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import write_json
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
@@ -45,24 +45,19 @@ _MAX_STEP = 4.0
 _TRIES = "tries.json"
 
 
-class Write(Protocol):
-    """Writes the model that a plan makes into a directory, or goes on with what is there of it."""
-
-    def __call__(self, plan: Plan, directory: Path) -> object: ...
-
-
 def search_max_loss(
     checkpoint: Checkpoint,
     request: PlanRequest,
     stats: Path,
     workspace: Path,
-    write: Write,
+    write: Callable[[Plan, Path], object],
     measure: Callable[[Path], Found],
 ) -> tuple[Plan, dict[str, Any]]:
     """Write the fastest or smallest model that is measured to lose at most `request.max_loss`.
 
-    It becomes model/ in the `workspace`. Returns its plan, and what config.json says of the loss.
-    Raises PlanError if no model is within the loss.
+    `write` writes the model that a plan makes into a directory, or goes on with what is there of
+    it. The chosen one becomes model/ in the `workspace`. Returns its plan, and what config.json
+    says of the loss. Raises PlanError if no model is within the loss.
     """
     assert request.max_loss is not None
     max_loss = math.log1p(request.max_loss)

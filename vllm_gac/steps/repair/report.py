@@ -5,8 +5,7 @@ whole model.
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from vllm_gac.alignment.fastest_dim import time_ratio
 from vllm_gac.layout.dims import ModelLayout
@@ -46,10 +45,6 @@ class RepairReport:
     parameters: Size
     kv_bytes_per_token: Size
     changes: list[Change]
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as JSON values."""
-        return asdict(self)
 
 
 def repair_report(
