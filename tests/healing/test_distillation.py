@@ -24,7 +24,7 @@ def pair(
     dense = layout_of(kept)
     weights = random_weights(dense.tensors().items(), seed=1)
     alone = Processes(torch.device("cpu"))
-    student = Student(model.layout, model.weights.__getitem__, alone, rank)
+    student = Student(model.layout, model.weights.__getitem__, alone, rank, 0.01)
     return (
         Distillation(
             Model(_reference(model, model.layout), student),

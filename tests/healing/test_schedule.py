@@ -1,11 +1,15 @@
 """Every step's sequences and learning rate follow from its number."""
 
+from typing import Any
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from vllm_gac.errors import HealingError
 from vllm_gac.healing.schedule import Schedule, schedule
+
+OF_MODEL: Any = {"unit": 1e-3, "layers": 25}
 
 
 def test_each_pass_has_every_sequence_once_in_an_order_of_its_own() -> None:
@@ -29,27 +33,19 @@ def test_the_rate_warms_up_and_falls_to_a_tenth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "of_weights", "of_adapters", "warm_up"),
-    [
-        (1, 3e-5, 8e-5, 1),
-        (12, 3e-5, 8e-5, 3),
-        (46, 3e-5, 8e-5, 11),
-        (128, 5e-5, 2e-4, 12),
-        (256, 1e-4, 4e-4, 12),
-        (1525, 1e-4, 4e-4, 76),
-    ],
+    ("steps", "warm_up"), [(1, 1), (12, 3), (46, 11), (128, 12), (256, 12), (1525, 76)]
 )
-def test_a_short_run_has_a_low_rate_and_a_long_warm_up(
-    steps: int, of_weights: float, of_adapters: float, warm_up: int
-) -> None:
-    for adapters, expected in ((False, of_weights), (True, of_adapters)):
-        made = schedule(1000, 512, 2048 * steps, 2048, None, adapters=adapters)
-        assert made.steps == steps
-        assert made.learning_rate == pytest.approx(expected)
-        without = Schedule(1000, 4, steps, made.learning_rate)
-        reached = [made.rate(step, 0, 1) / without.rate(step, -200, 1) for step in range(steps)]
-        assert sum(part < 1 for part in reached) == warm_up - 1
-    assert schedule(1000, 512, 2048 * steps, 2048, 7e-4).learning_rate == 7e-4
+def test_a_short_run_has_a_long_warm_up(steps: int, warm_up: int) -> None:
+    made = Schedule(1000, 4, steps, 1.0)
+    reached = [made.rate(step, 0, 1) / made.rate(step, -200, 1) for step in range(steps)]
+    assert sum(part < 1 for part in reached) == warm_up - 1
+
+
+def test_the_usual_rate_follows_from_the_dense_model() -> None:
+    for adapters, share in ((False, 0.1), (True, 0.4)):
+        made = schedule(1000, 512, 2048, None, None, **OF_MODEL, adapters=adapters)
+        assert made.learning_rate == pytest.approx(share * 1e-3 / 5)
+    assert schedule(1000, 512, 2048, None, 7e-4, **OF_MODEL).learning_rate == 7e-4
 
 
 @pytest.mark.parametrize(
@@ -66,13 +62,13 @@ def test_a_short_run_has_a_low_rate_and_a_long_warm_up(
 def test_how_many_sequences_a_step_has(
     tokens: int, batch_tokens: int | None, batch: int, steps: int
 ) -> None:
-    made = schedule(1000, 512, tokens, batch_tokens, 1e-4)
+    made = schedule(1000, 512, tokens, batch_tokens, 1e-4, **OF_MODEL)
     assert (made.batch, made.steps) == (batch, steps)
 
 
 def test_a_step_has_no_more_tokens_than_all_steps_together() -> None:
     with pytest.raises(HealingError, match=r"5001.* 5000 "):
-        schedule(1000, 512, 5000, 5001, 1e-4)
+        schedule(1000, 512, 5000, 5001, 1e-4, **OF_MODEL)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +84,7 @@ def test_less_than_a_sequence_is_refused(
     tokens: int, batch_tokens: int | None, processes: int, said: str
 ) -> None:
     with pytest.raises(HealingError, match=said):
-        schedule(1000, 512, tokens, batch_tokens, 1e-4, processes)
+        schedule(1000, 512, tokens, batch_tokens, 1e-4, processes, **OF_MODEL)
 
 
 @given(st.integers(1, 10**6), st.integers(1, 600), st.integers(1, 9))
@@ -96,7 +92,7 @@ def test_no_more_tokens_are_trained_on_than_were_asked_for(
     tokens: int, length: int, processes: int
 ) -> None:
     assume(tokens >= processes * length)
-    made = schedule(1000, length, tokens, None, 1e-4, processes)
+    made = schedule(1000, length, tokens, None, 1e-4, processes, **OF_MODEL)
     step = made.batch * length
     assert made.batch % processes == 0
     assert tokens - step < made.steps * step <= tokens

@@ -1,13 +1,20 @@
-"""Scales at which pairs of factors are trained.
+"""Scales at which weights are trained.
+
+Adam moves every number by about the learning rate. What that changes depends on the weights: those
+of SmolLM2 are ten times as large as those of Qwen2.5, and a sum over many inputs changes by more
+than one over few. So a matrix is trained at the scale at which a step of the learning rate changes
+its outputs by the same share in all matrices of a model, and the usual rate is such a share.
 
 A compressed layer has pairs of factors whose product alone matters: the two of a low-rank linear,
 latents and their up-projection, values and the columns of o_proj that read them. Compression gives
 the first of them outputs of unit variance, so that the second may be hundreds of times larger or
-smaller. Adam moves every number by the same step, and such a step in the first factor is that many
-times as much in the product. So each component of a pair is trained with factors of equal norm.
+smaller. A step in the first factor is that many times as much in the product. So each component of
+a pair is trained with factors of equal norm.
+
 Scales are powers of two, so that the weights that are stored follow exactly.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -18,8 +25,21 @@ Tensor = torch.Tensor
 _MAX_EXPONENT = 20
 
 
+def rate_unit(layout: ModelLayout, read: Callable[[str], Tensor]) -> float:
+    """The learning rate at which a step may change all outputs of a linear by as much as they are.
+
+    It is that of up_proj in the middle layer of a dense model, which is about that of the others:
+    the root mean square of the weights divided by the root of the number of inputs.
+    """
+    return _unit(read(f"model.layers.{len(layout.layers) // 2}.mlp.up_proj.weight"))
+
+
+def _unit(weight: Tensor) -> float:
+    return weight.float().square().mean().sqrt().item() / math.sqrt(weight.shape[-1])
+
+
 def training_scales(
-    layout: ModelLayout, index: int, read: Callable[[str], Tensor]
+    layout: ModelLayout, index: int, read: Callable[[str], Tensor], unit: float
 ) -> dict[str, Tensor]:
     """What the tensors of layer `index` are multiplied by while they are trained.
 
@@ -27,6 +47,7 @@ def training_scales(
         layout: The model's layout.
         index: The layer.
         read: Reads a tensor by its full name.
+        unit: The `rate_unit` of the dense model.
 
     Returns:
         fp32 tensors that broadcast to those of the layer, by full names. A tensor that is not
@@ -78,4 +99,12 @@ def training_scales(
         squares.sum(1).flatten(),
         lambda scale: scale.view(heads, 1, size).expand(-1, each_query, -1).reshape(1, -1),
     )
+    for matrix, dims in layout.layer_tensors(index):
+        if len(dims) == 1 or matrix.endswith("rope_inv_freq"):
+            continue
+        own = _unit(read(matrix) * scales.get(matrix, torch.ones(())))
+        times = 2.0 ** round(math.log2(unit / own)) if own else 1.0
+        for scaled in (matrix, matrix.removesuffix("weight") + "bias"):
+            if scaled.removeprefix(prefix) in names:
+                scales[scaled] = scales.get(scaled, torch.ones(())) * times
     return scales

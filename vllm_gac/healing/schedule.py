@@ -18,12 +18,12 @@ from vllm_gac.errors import HealingError
 _LAST_RATE = 0.1
 # A short run needs many small steps, a long one larger ones, which are less noisy.
 _STEPS = 256
-# The highest learning rate of so many steps or more; of the demo model's whole weights, 5e-4
-# diverged. A shorter run has a lower one, in proportion to its steps, down to the second number: at
-# the full rate its first steps raise the divergence, and it ends before it has won much more than
-# that back. The numbers won most of the demo model in 12, 46 and 120 steps
+# The highest learning rates of a model of one layer, of whole weights and of adapters: shares by
+# which a step may change the outputs of a linear. The changes of layers add up as independent ones
+# do. Two and a half times the first number raised the divergence of SmolLM2's layers and of
+# Qwen2.5-Coder-1.5B before it fell; the demo model gains as much from a half of it
 # (docs/decisions.md, Healing).
-_OF_WEIGHTS, _OF_ADAPTERS = (1e-4, 3e-5), (4e-4, 8e-5)
+_OF_WEIGHTS, _OF_ADAPTERS = 0.1, 0.4
 # A quarter of the steps warm up, as far as that is few: Adam's second moments are of few
 # gradients then. In a long run it is a twentieth.
 _WARM_UP, _MAX_WARM_UP = 12, 100
@@ -81,6 +81,8 @@ def schedule(
     learning_rate: float | None,
     processes: int = 1,
     *,
+    unit: float,
+    layers: int,
     adapters: bool = False,
 ) -> Schedule:
     """The schedule that trains on at most `tokens` tokens, in as many whole steps as they have.
@@ -91,9 +93,11 @@ def schedule(
         tokens: Tokens to train on; more than there are means several passes.
         batch_tokens: Tokens of one step. None: a 256th of all, from 2,048 to 65,536, and at most
             all of them.
-        learning_rate: The highest learning rate. None: 1e-4, or 4e-4 for adapters; in fewer than
-            256 steps a 256th of that for each step, but 3e-5 at least, or 8e-5 for adapters.
+        learning_rate: The highest learning rate. None: .1 / sqrt(layers) of the unit, or four
+            times that for adapters.
         processes: How many processes share the sequences of a step.
+        unit: The `rate_unit` of the dense model (balance.py).
+        layers: How many layers it has.
         adapters: Whether adapters are trained, and not whole weights.
 
     Raises:
@@ -128,8 +132,7 @@ def schedule(
             )
         batch = min(even, tokens // min_tokens * processes)
     steps = tokens // (batch * length)
-    highest, lowest = _OF_ADAPTERS if adapters else _OF_WEIGHTS
-    usual = max(lowest, highest * min(1.0, steps / _STEPS))
+    usual = (_OF_ADAPTERS if adapters else _OF_WEIGHTS) * unit / math.sqrt(layers)
     return Schedule(sequences, batch, steps, learning_rate or usual)
 
 

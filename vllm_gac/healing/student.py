@@ -47,8 +47,17 @@ class Student:
         read: Callable[[str], Tensor],
         processes: Processes,
         adapter_rank: int | None,
+        unit: float,
     ) -> None:
-        """Read the tensors of a model; `adapter_rank` None trains all weights of its layers."""
+        """Read the tensors of a model.
+
+        Args:
+            layout: Its layout.
+            read: Reads a tensor by its full name.
+            processes: Those that heal together.
+            adapter_rank: The rank of the adapters; None trains all weights of the layers.
+            unit: The `rate_unit` of the dense model.
+        """
         self.layout, self._processes = layout, processes
         self.layers = [ShardedModule() for _ in layout.layers]
         self.rest = ShardedModule()
@@ -58,7 +67,7 @@ class Student:
         self._module_of: dict[str, ShardedModule] = {}
         self._adapter_rank, self._generator = adapter_rank, torch.Generator().manual_seed(_SEED)
         for index, module in enumerate(self.layers):
-            scales = training_scales(layout, index, read)
+            scales = training_scales(layout, index, read, unit)
             self._scales |= {name: scale.to(processes.device) for name, scale in scales.items()}
             dtypes = {
                 self._add(module, name, read(name))

@@ -18,7 +18,7 @@ from vllm_gac.steps.heal.heal import heal
 from vllm_gac.steps.heal.request import HealRequest
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 # 7 steps of 8 sequences.
 FEW: dict[str, Any] = {
