@@ -27,20 +27,18 @@ class Making:
         stats: What `vllm-gac calibrate` wrote for it.
         work: Where models are written; one that is there is used.
         heal_texts: For rows that are healed.
-        heal_tokens: Likewise.
+        heal_seconds: That healing may take.
         device: The torch device.
         seconds: That each step may take.
-        heal_rate: The learning rate of healing; None: that of `heal`.
     """
 
     model: Path
     stats: Path
     work: Path
     heal_texts: Sequence[Path]
-    heal_tokens: int
+    heal_seconds: float
     device: str
     seconds: float
-    heal_rate: float | None = None
 
     def make(self, name: str) -> Path:
         """Write the model of a row of ROWS. Raises GacError if a step fails."""
@@ -55,11 +53,10 @@ class Making:
         healed = self.work / directory_name(name)
         if not healed.exists():
             texts = [f"{text}" for text in self.heal_texts]
-            rate = [] if self.heal_rate is None else ["--learning-rate", f"{self.heal_rate}"]
             self._run(
                 healed,
                 *("heal", f"{out}", "--teacher", f"{self.model}", "--out", f"{healed}"),
-                *("--text", *texts, "--tokens", f"{self.heal_tokens}", *rate, *self._how),
+                *("--text", *texts, *self._how),
             )
         return healed
 
@@ -76,8 +73,10 @@ class Making:
         return "--device", self.device, "--quiet"
 
     def _run(self, out: Path, *arguments: str) -> None:
-        module = "benchmarks.real_models.heal" if arguments[0] == "heal" else "vllm_gac"
-        command = [sys.executable, "-m", module, *arguments, "--json"]
+        module = ["vllm_gac"]
+        if arguments[0] == "heal":
+            module = ["benchmarks.real_models.heal", f"{self.heal_seconds}"]
+        command = [sys.executable, "-m", *module, *arguments, "--json"]
         log = out.with_suffix(".log")
         with log.open("a") as output:
             print("$", *command[1:], file=output, flush=True)
@@ -115,6 +114,9 @@ def facts(dense: Path, model: Path) -> dict[str, Any]:
         about["fp8_keys_loss"] = planned.get("notes", {}).get("fp8_keys_loss")
         source = json.loads((model / "config.json").read_text())["gac"]["source"]
         about["compress_measured"] = source.get("measured")
+        if healing := source.get("heal"):
+            about["heal_tokens"] = healing["tokens"]
+            about["heal_rate"] = healing["learning_rate"]
     return about
 
 

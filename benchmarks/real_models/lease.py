@@ -105,11 +105,13 @@ class Lease:
                 self._say(job, status="no time" if late is True else f"needs {late}")
 
     def _start(self) -> None:
+        held = False  # a GPU is left to empty for the job that is to have it to itself
         for job in list(self._waiting):
-            if not set(job.needs) <= self._done:
+            if not set(job.needs) <= self._done or (job.gpu and held):
                 continue
             gpu = self._place(job) if job.gpu else None
             if job.gpu and gpu is None:
+                held = job.alone
                 continue
             log = (self._out / "logs" / f"{job.name}.log").open("w")
             environment = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}

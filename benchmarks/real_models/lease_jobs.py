@@ -12,7 +12,7 @@ from benchmarks.real_models.rows import DENSE, HEALED
 
 _MEASURE = (
     "$R measure $MODEL $RESULTS --texts $TEXTS --problems $PROBLEMS --stats $STATS --work $WORK "
-    "--keep --commit $COMMIT --seconds 1200 --heal-tokens $HEAL --heal-rate $HEAL_RATE "
+    "--keep --commit $COMMIT --seconds 1500 --heal-seconds $HEAL "
     "--device $DEVICE --windows 0"
 )
 # A run that was stopped goes on.
@@ -28,6 +28,7 @@ _ANSWERS = (
 )
 # The dense model is served in bf16 as what all others are compared with.
 _DENSE = f'{_MEASURE} --rows "{DENSE}" --max-tokens 0 --precisions bf16 --samples $SAMPLES'
+_GPUS = int(os.environ.get("GPUS", "2"))
 _ROWS = ("KV .5", "all methods .8, KV .5", "KV .75", "all methods .9, KV .75")
 # Where the time of a compression goes; each kernel is waited for.
 _PROFILE = (
@@ -35,6 +36,12 @@ _PROFILE = (
     "--plan $WORK/kv--5.plan.json --stats $STATS --out $L/profiled --device $DEVICE --quiet && "
     "python3 -c \"import pstats; stats = pstats.Stats('$L/profile'); "
     "stats.strip_dirs().sort_stats('tottime').print_stats(40)\" | tail -n 50"
+)
+# The speed of two GPUs that heal one model together.
+_TOGETHER = (
+    "CUDA_VISIBLE_DEVICES=0,1 python3 -m torch.distributed.run --standalone --nproc-per-node 2 "
+    "-m benchmarks.real_models.heal 0 heal $WORK/kv--5 --teacher $MODEL --out $L/together "
+    "--text $TEXTS/answers-healing.jsonl.gz --tokens 1048576 --batch-tokens 65536 --device cuda"
 )
 _HEALED = ("KV .5", "all methods .8, KV .5", "all methods .9, KV .75", "KV .75")
 
@@ -59,7 +66,9 @@ def _make(row: str, expected: float, *needs: str) -> dict[str, Any]:
 
 
 def _heal(row: str) -> dict[str, Any]:
-    return _make(f"{row}{HEALED}", 400, f"make-{directory_name(row)}")
+    """Alone on a GPU, so that its speed is a healing's."""
+    seconds = float(os.environ.get("HEAL", "400"))
+    return _make(f"{row}{HEALED}", seconds, f"make-{directory_name(row)}") | {"alone": True}
 
 
 def _served(row: str, expected: float) -> dict[str, Any]:
@@ -94,9 +103,11 @@ def main() -> None:
         _job("served-dense", _DENSE, 120, "model"),
         *(_make(row, 130, "calibrate") for row in _ROWS),
         *(_heal(row) for row in _HEALED[:2]),
-        *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
+        *(_served(f"{row}{HEALED}", 120) for row in _HEALED[:2]),
+        *([_job("together", _TOGETHER, 120, "make-kv--5")] if _GPUS > 1 else []),
         *(_served(row, 120) for row in _ROWS),
         *(_heal(row) for row in _HEALED[2:]),
+        *(_served(f"{row}{HEALED}", 120) for row in _HEALED[2:]),
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
         *(_texts(row, 80) for row in _ROWS),
         _job("profile", _PROFILE, 200, "make-kv--5"),

@@ -97,10 +97,7 @@ class Measuring:
 
     def _made(self, name: str) -> dict[str, Any]:
         directory = self.making.make(name)
-        healing: dict[str, Any] = {}
-        if ROWS[name].healed:
-            healing = {"heal_tokens": self.making.heal_tokens, "heal_rate": self.making.heal_rate}
-        return {"directory": f"{directory}"} | facts(self.making.model, directory) | healing
+        return {"directory": f"{directory}"} | facts(self.making.model, directory)
 
     def _served(self, name: str, directory: Path, precision: str) -> dict[str, Any]:
         """HumanEval, and log probabilities, by one engine."""

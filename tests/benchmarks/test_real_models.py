@@ -308,6 +308,19 @@ def test_a_lease_runs_what_it_can(tmp_path: Path) -> None:
     assert not _alive(int(child.read_text()))
 
 
+def test_a_gpu_becomes_empty_for_the_job_that_is_to_have_it_alone(tmp_path: Path) -> None:
+    jobs = [
+        Job("first", "sleep 0.5", 1, 30),
+        Job("alone", "true", 1, 30, alone=True),
+        Job("later", "true", 1, 30),
+    ]
+    Lease(jobs, tmp_path, gpus=1, each=2, seconds=40).run()
+    begun = [
+        line["job"] for line in lines_of(tmp_path / "jobs.jsonl") if line["status"] == "begins"
+    ]
+    assert begun == ["first", "alone", "later"]
+
+
 def _alive(process: int) -> bool:
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
