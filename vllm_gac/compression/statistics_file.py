@@ -7,7 +7,7 @@ layers.{i}.{linear}       [n * (n + 1) / 2] the covariance [n, n] of an input of
                           neighbouring value heads, as many as may be merged:
                           n = query_heads * value_group * head_dim
                           The input of q_proj has one more number, which is always 1, if q_proj has
-                          a bias (methods/biases.py): n = hidden_size + 1
+                          a bias: n = hidden_size + 1
 layers.{i}.metric.{linear} the metric of the output of a linear (output_metrics.py), packed in the
                           same way: [out, out], of gate_proj and up_proj [in, in]
 layers.{i}.normed_keys     the covariance of all keys [n, n], n = KV heads * head_dim, packed; and
