@@ -1,5 +1,6 @@
 """State dicts give the tensors of the model; all else that a file may hold is refused."""
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,15 @@ def cut(share: float) -> Callable[[Path], object]:
     return lambda file: file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
 
 
+def compressed(file: Path) -> None:
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            packed = zipfile.ZIP_DEFLATED if name.endswith("data/0") else zipfile.ZIP_STORED
+            archive.writestr(name, content, packed)
+
+
 def old_format(file: Path) -> None:
     tensors = weights(config(), torch.bfloat16)
     torch.save(tensors, file, _use_new_zipfile_serialization=False)
@@ -102,6 +112,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "before torch 1.6": (old_format, PAGE),
     "nothing": (cut(0), PAGE),
     "all but the end": (cut(0.999), PAGE),
+    "a compressed member": (compressed, "pytorch_model.bin"),
     "a pointer": (pointer, "git lfs pull"),
     "transposed": (rewritten(lambda t: t | {UP: t[UP].T.contiguous().T}), UP),
     "sparse": (rewritten(lambda t: t | {UP: t[UP].to_sparse()}), UP),

@@ -2,6 +2,7 @@
 
 import os
 import re
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -146,6 +147,9 @@ def _load_state_dict(path: Path) -> "dict[str, torch.Tensor]":
                 f"{path}: torch.load(weights_only=True) cannot read it ({_refusal(e)}); if it "
                 f"holds a whole module, {PAGE} says what to do, else fetch it again"
             ) from e
+        # Of a packed member torch would map the packed bytes.
+        if any(member.compress_type for member in zipfile.ZipFile(same).infolist()):
+            raise CheckpointError(f"{path}: its zip is compressed; save it again by torch.save")
     if not isinstance(state, dict) or not state:
         raise CheckpointError(f"{path}: not a state dict; save model.state_dict()")
     for name, tensor in state.items():
