@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "before torch 1.6": (old_format, PAGE),
     "nothing": (cut(0), PAGE),
     "all but the end": (cut(0.999), PAGE),
-    "a compressed member": (compressed, "pytorch_model.bin"),
+    "a compressed member": (compressed, "data/0 "),
     "a pointer": (pointer, "git lfs pull"),
     "transposed": (rewritten(lambda t: t | {UP: t[UP].T.contiguous().T}), UP),
     "sparse": (rewritten(lambda t: t | {UP: t[UP].to_sparse()}), UP),

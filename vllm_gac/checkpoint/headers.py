@@ -141,15 +141,16 @@ def _load_state_dict(path: Path) -> "dict[str, torch.Tensor]":
 
     with open_pinned(path) as same:
         try:
+            # torch would map the packed bytes of a compressed member.
+            for member in zipfile.ZipFile(same).infolist():
+                if member.compress_type != zipfile.ZIP_STORED:
+                    raise ValueError(f"{member.filename} is compressed")
             state = torch.load(same, map_location="cpu", weights_only=True, mmap=True)
         except Exception as e:  # torch raises a dozen kinds for files that are damaged
             raise CheckpointError(
                 f"{path}: torch.load(weights_only=True) cannot read it ({_refusal(e)}); if it "
                 f"holds a whole module, {PAGE} says what to do, else fetch it again"
             ) from e
-        # Of a packed member torch would map the packed bytes.
-        if any(member.compress_type for member in zipfile.ZipFile(same).infolist()):
-            raise CheckpointError(f"{path}: its zip is compressed; save it again by torch.save")
     if not isinstance(state, dict) or not state:
         raise CheckpointError(f"{path}: not a state dict; save model.state_dict()")
     for name, tensor in state.items():
