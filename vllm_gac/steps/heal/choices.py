@@ -9,7 +9,6 @@ import torch
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import HealingError
-from vllm_gac.healing.balance import rate_unit
 from vllm_gac.healing.memory import Memory, chosen_rank, kept_layers, memory, tokens_at_once
 from vllm_gac.healing.processes import Processes
 from vllm_gac.healing.schedule import Schedule, schedule
@@ -36,8 +35,6 @@ def choices(
     fitting = tokens_at_once(inputs.student.layout, inputs.teacher.layout, gpu)
     at_once = max(fitting, inputs.length)
     rank, kept = _adapter_rank(request, inputs, processes, at_once, gpu and gpu[0])
-    with inputs.teacher.reader() as read:
-        unit = rate_unit(inputs.teacher.layout, read)
     steps = schedule(
         len(inputs.trained),
         inputs.length,
@@ -45,7 +42,7 @@ def choices(
         request.batch_tokens,
         request.learning_rate,
         processes.count,
-        unit=unit,
+        unit=inputs.unit,
         layers=len(inputs.teacher.layout.layers),
         adapters=rank is not None,
     )

@@ -22,7 +22,6 @@ from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.reference_model import reference
 from vllm_gac.errors import NotHealedError
-from vllm_gac.healing.balance import rate_unit
 from vllm_gac.healing.distillation import Distillation, Model
 from vllm_gac.healing.guard import Guard, Score
 from vllm_gac.healing.processes import Processes, distributed_context
@@ -192,8 +191,7 @@ def _models(
     """The student beside its teacher, and the student's weights."""
     student, dense = inputs.student, inputs.teacher
     with student.reader() as read, dense.reader() as read_teacher:
-        unit = rate_unit(dense.layout, read_teacher)
-        weights = Student(student.layout, read, processes, request.lora_rank, unit)
+        weights = Student(student.layout, read, processes, request.lora_rank, inputs.unit)
         fixed = Teacher(dense.layout, read_teacher, processes)
     processes.shard_rest(weights.rest, weights.layers, fixed.layers)
     target = str(processes.device)

@@ -12,6 +12,7 @@ from vllm_gac.checkpoint.writer import fingerprint
 from vllm_gac.compression.reference_model import refuse_unknown_tokens
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
+from vllm_gac.healing.balance import rate_unit
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.steps.calibrate.text import sha256_of, text_files, training_texts
@@ -37,6 +38,7 @@ class HealInputs:
         teacher: The dense model that it was made of.
         trained: Token ids [count, length] to train on.
         measured: Token ids [count, length] that are only measured.
+        unit: The `rate_unit` of the teacher.
         record: What tells a run that goes on whether these are still the same.
     """
 
@@ -44,6 +46,7 @@ class HealInputs:
     teacher: Checkpoint
     trained: torch.Tensor
     measured: torch.Tensor
+    unit: float
     record: dict[str, Any]
 
     @classmethod
@@ -73,7 +76,9 @@ class HealInputs:
             "text": sums,
             "held_out": held_out_sums,
         }
-        return cls(student, dense, trained, measured, record)
+        with dense.reader() as read:
+            unit = rate_unit(dense.layout, read)
+        return cls(student, dense, trained, measured, unit, record)
 
     @property
     def length(self) -> int:

@@ -14,7 +14,7 @@ class HealRequest:
     """What a healing trains, and how: each field is an option of `vllm-gac heal`.
 
     None, where it is the default, leaves the choice to the run: all tokens of the text once; a
-    learning rate that suits the size of the dense model's weights, less in fewer than 256 steps;
+    learning rate that suits the size of the dense model's weights;
     adapters of rank 32; and a 256th of the tokens in each step.
 
     Raises:
@@ -39,8 +39,7 @@ class HealRequest:
         default=None,
         metadata=option(
             "--learning-rate",
-            "the highest one; default: by the size of the dense model's weights, and a share of "
-            "that for fewer than 256 steps",
+            "the highest one; default: by the size of the dense model's weights",
             kind="number",
             metavar="R",
             minimum=1e-12,
