@@ -201,7 +201,7 @@ def metric_shapes(layout: ModelLayout) -> dict[str, tuple[int, int]]:
 def shrink_covariances(stats: LayerStats, tokens: int) -> LayerStats:
     """Statistics of a layer, measured on so many `tokens`, as methods use them.
 
-    Covariances are shrunk (`shrink_covariances`): the more, the fewer tokens there are.
+    Covariances are shrunk (`toward_diagonal`): the more, the fewer tokens there are.
     """
     return {
         name: toward_diagonal(matrix, tokens) if name in STATISTICS else matrix

@@ -231,10 +231,10 @@ class GpuProfile(StrictModel):
     `attention` and `gemm` say which dims are fast (alignment/fastest_dim.py). The rest may be
     missing: it predicts how long a layer takes (gpu/latency/) and chooses the kernels that serve it
     (gpu/attention_choice.py). Nothing reads `prefill`: earlier releases measured torch's attention.
-    Without `low_rank`, a low-rank linear is two GEMMs; without
-    `swiglu`, gate and up are one, whatever serves them; without `sustained`, GEMMs of prefill are
-    as fast as those of a GPU that has rested. Without `fused`
-    every FP8 linear quantizes its input by itself; a plan says so (gpu/latency/layer.py).
+    Without `low_rank`, a low-rank linear is two GEMMs; without `swiglu`, gate and up are one,
+    whatever serves them; without `sustained`, GEMMs of prefill are as fast as those of a GPU that
+    has rested. Without `fused`, every FP8 linear quantizes its input by itself; a plan says so
+    (gpu/latency/layer.py).
     """
 
     version: Annotated[int, AfterValidator(_known_version)]
