@@ -1,9 +1,4 @@
-"""Random queries, keys and values of a step. The kernels and torch rotate and cache them.
-
-    python -m tests.kernels.step_cases
-
-compares the results in Triton's interpreter (TRITON_INTERPRET=1).
-"""
+"""Random queries, keys and values of a step. The kernels and torch rotate and cache them."""
 
 import random
 from dataclasses import dataclass
@@ -144,8 +139,7 @@ def _assert_close(got: torch.Tensor, expected: torch.Tensor, fp8: bool = False) 
     )
 
 
-if __name__ == "__main__":
-    for seed in range(30):
-        check_rotation(random_case(seed, "cpu"))
-        check_write(random_case(seed, "cpu"))
-        print("checked", seed)
+def check(seed: int, device: str) -> None:
+    """Both kernels agree with torch on the case of a seed."""
+    check_rotation(random_case(seed, device))
+    check_write(random_case(seed, device))

@@ -1,38 +1,47 @@
 """Kernels agree with torch in Triton's interpreter, without a GPU."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from tests.kernels.interpreter import run_interpreted
-from tests.kernels.step_cases import check_rotation, check_write, random_case
+from tests.kernels import decode_cases, fp8_rows_cases, large_cache_cases, linear_cases, step_cases
+from tests.support.processes import run_interpreted
+
+PAGE = large_cache_cases.BLOCK_SIZE * large_cache_cases.ROW
+ODD = 2**30 + 1  # kernels know alignments from strides
 
 
 @pytest.mark.parametrize(
-    ("module", "arguments", "cases"),
+    ("check", "calls"),
     [
         # Seeds, and what head sizes are multiples of and at most.
-        pytest.param("decode_cases", (0, 11, 8, 64), 12, marks=pytest.mark.slow),
-        ("decode_cases", (0, 3, 1, 64), 4),
-        pytest.param("decode_cases", (5, 9, 1, 20), 5, marks=pytest.mark.slow),
-        pytest.param("linear_cases", (), 12, marks=pytest.mark.slow),
-        pytest.param("fp8_rows_cases", (), 12, marks=pytest.mark.slow),
-        pytest.param("step_cases", (), 30, marks=pytest.mark.slow),
-        # Heads may be more than 2^31 numbers apart.
-        pytest.param("large_cache_cases", (), 3, marks=pytest.mark.slow),
+        (decode_cases.check_interpreted, [(seed, 1, 64) for seed in range(3)]),
+        (decode_cases.check_codes, [("cpu",)]),
+        *(
+            pytest.param(check, calls, marks=pytest.mark.slow)
+            for check, calls in (
+                (decode_cases.check_interpreted, [(seed, 8, 64) for seed in range(11)]),
+                (decode_cases.check_interpreted, [(seed, 1, 20) for seed in range(5, 9)]),
+                (linear_cases.check, [(seed, "cpu") for seed in range(12)]),
+                (fp8_rows_cases.check_interpreted, [(seed,) for seed in range(12)]),
+                (step_cases.check, [(seed, "cpu") for seed in range(30)]),
+                # Heads may be more than 2^31 numbers apart. FP8 is decoded in steps of 16 numbers.
+                (
+                    large_cache_cases.check,
+                    [(False, PAGE, ODD), (False, ODD, PAGE), (True, PAGE, 2**34 + 16)],
+                ),
+            )
+        ),
     ],
 )
 def test_kernels_match_torch_in_tritons_interpreter(
-    module: str, arguments: tuple[int, ...], cases: int
+    check: Callable[..., None], calls: list[tuple[Any, ...]]
 ) -> None:
-    assert run_interpreted(f"tests.kernels.{module}", *arguments).count("checked") == cases
+    run_interpreted(check, calls)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(60))
 def test_tokens_are_rotated_and_cached_on_a_gpu(seed: int) -> None:
-    check_rotation(random_case(seed, "cuda"))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("seed", range(60))
-def test_tokens_are_cached_on_a_gpu(seed: int) -> None:
-    check_write(random_case(seed, "cuda"))
+    step_cases.check(seed, "cuda")

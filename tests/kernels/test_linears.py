@@ -6,8 +6,7 @@ Tilings are within what was measured.
 import pytest
 import torch
 
-from tests.kernels.fp8_rows_cases import check
-from tests.kernels.linear_cases import check_activation, check_skinny_gemm, check_swiglu
+from tests.kernels import fp8_rows_cases, linear_cases
 from vllm_gac.kernels import fp8_rows
 from vllm_gac.kernels.skinny_gemm.launch import faster_tiling
 from vllm_gac.kernels.skinny_gemm.tiling import MAX_TILES, Tiling, faster_than_cublas
@@ -54,15 +53,13 @@ def test_rows_that_are_not_contiguous_are_refused() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(60))
 def test_linears_and_activations_agree_with_torch_on_a_gpu(seed: int) -> None:
-    check_skinny_gemm(seed, "cuda")
-    check_activation(seed, "cuda")
-    check_swiglu(seed, "cuda")
+    linear_cases.check(seed, "cuda")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(30))
 def test_fp8_rows_agree_with_torch_on_a_gpu(seed: int) -> None:
-    check(seed, "cuda")
+    fp8_rows_cases.check(seed, "cuda")
 
 
 @pytest.mark.gpu

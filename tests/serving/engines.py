@@ -1,18 +1,14 @@
 """Runs a function that uses vLLM's engine in a process of its own."""
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.serving.agreement import PROMPTS
 from tests.serving.server import Answers
+from tests.support.processes import run_in_process
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process: the function sees worker and model
@@ -54,10 +50,7 @@ _HERE = Path(__file__).parent
 
 
 def in_engine_process(function: Callable[..., Any], *arguments: Any, **env: str) -> Any:
-    """Run `function(*arguments)` in a new process.
-
-    The function is at a module's top level; arguments and result can be written as JSON.
-    """
+    """The result of `function(*arguments)` in a new process; see `run_in_process`."""
     return each_in_engine_process(function, [arguments], **env)[0]
 
 
@@ -65,41 +58,7 @@ def each_in_engine_process(
     function: Callable[..., Any], calls: Iterable[Sequence[Any]], **env: str
 ) -> Any:
     """As `in_engine_process`, for several calls, one after the other in one new process."""
-    code = (
-        "import json, sys; "
-        f"from {function.__module__} import {function.__name__} as function; "
-        "results = [function(*arguments) for arguments in json.loads(sys.argv[1])]; "
-        "print('RETURNED ' + json.dumps(results))"
-    )
-    return returned(["-c", code, json.dumps(list(calls))], env)
-
-
-def returned(command: list[str], env: dict[str, str]) -> Any:
-    """What a Python process with an engine prints as JSON behind "RETURNED ".
-
-    Args:
-        command: Arguments of Python.
-        env: Environment variables beside ENVIRONMENT's, which they override.
-    """
-    with tempfile.TemporaryDirectory() as directory:  # a path short enough for Ray's sockets
-        log = Path(directory, "log")
-        with log.open("w") as out:
-            process = subprocess.Popen(
-                [sys.executable, *command],
-                cwd=_HERE.parents[1],
-                env=os.environ | ENVIRONMENT | {"RAY_TMPDIR": directory} | env,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-            try:
-                process.wait()
-            finally:
-                with contextlib.suppress(ProcessLookupError):  # what a failed engine left behind
-                    os.killpg(process.pid, signal.SIGKILL)
-        printed = log.read_text()
-    assert process.returncode == 0, printed[-9000:]
-    return json.loads(printed.rpartition("RETURNED ")[2].splitlines()[0])
+    return run_in_process(function, calls, ENVIRONMENT | env)
 
 
 def answers(llm: Any, prompts: list[list[int]] = PROMPTS, tokens: int = 12) -> Answers:

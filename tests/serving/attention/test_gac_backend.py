@@ -11,7 +11,8 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from tests.kernels.interpreter import run_interpreted
+from tests.serving.attention import gac_backend_cases
+from tests.support.processes import run_interpreted
 from vllm_gac.errors import GacError, ProfileError
 from vllm_gac.gpu.attention_choice import Gpu, Kernels
 from vllm_gac.gpu.profile_files import read_profile, write_profile
@@ -27,8 +28,8 @@ ARGUMENTS = (32, 128, 0.1, 8, None, None, "auto")
 
 @pytest.mark.slow
 def test_the_backend_decodes_as_plain_torch_in_tritons_interpreter() -> None:
-    printed = run_interpreted("tests.serving.attention.gac_backend_cases")
-    assert printed.count("error below .5 %") == 4
+    calls = [("auto", None, 0), ("fp8", None, 0), ("fp8", 17, 0), ("fp8", None, 1)]
+    run_interpreted(gac_backend_cases.check, calls)
 
 
 @pytest.fixture
