@@ -130,7 +130,7 @@ class Method(ABC):
     Adding one takes a module with a subclass, and an entry in registry.py.
 
     Attributes:
-        fields: The fields of `LayerLayout` that it changes.
+        fields: The fields of `LayerLayout` that it changes, and no other method does.
         components: What its probes are of. The names of its curves begin with one of them.
         replaces: Fields that other tools change and no method here does: a plan near a model of
             theirs uses this method instead.
