@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -57,7 +57,6 @@ class Checkpoint:
         layout: The dims of the model.
         tensors: What the headers of the files say, by tensor name; fused tensors by their parts.
         mixed_dtypes: Whether the weights may have different dtypes.
-        quantization: How linear layers are packed, if in a format that is read.
     """
 
     directory: Path
@@ -66,7 +65,31 @@ class Checkpoint:
     layout: ModelLayout
     tensors: Mapping[str, TensorInfo]
     mixed_dtypes: bool = False
-    quantization: Quantization | None = None
+
+    @cached_property
+    def quantization(self) -> Quantization | None:
+        """How linear layers are packed; None: none is.
+
+        Raises CheckpointError if they are packed in a way that is not read.
+        """
+        quantization = quantization_of(self.raw_config, self.directory)
+        fused = self.config.gac is None and FAMILIES[self.config.model_type].fused
+        if quantization is not None and (self.layout.experts is not None or fused):
+            what = "q, k and v are one tensor" if fused else "has experts"
+            raise CheckpointError(
+                f"{self.directory}: is quantized, and {what}, which is not read; start from the "
+                "16-bit model"
+            )
+        return quantization
+
+    @property
+    def unread(self) -> str | None:
+        """A sentence if linear layers are packed in a way that is not read, or None."""
+        try:
+            _ = self.quantization
+        except CheckpointError as e:
+            return str(e)
+        return None
 
     def required(self) -> Mapping[str, tuple[int, ...]]:
         """The name and shape of every tensor that the files must hold."""
@@ -253,11 +276,11 @@ def checkpoint_of(
     where = str(directory / "config.json")
     config = validate(HfConfig, dict(raw), where)
     layout = layout_in(config, where)
-    quantization = _quantization(raw, directory)
-    if config.gac is None and quantization is None:
+    checkpoint = Checkpoint(directory, raw, config, layout, tensors)
+    if config.gac is None and FAMILIES[config.model_type].fused and checkpoint.unread is None:
         tensors = without_fused(directory, config.model_type, layout, tensors)
-    known = quantization if isinstance(quantization, Quantization) else None
-    return Checkpoint(directory, raw, config, layout, tensors, quantization=known)
+        return replace(checkpoint, tensors=tensors)
+    return checkpoint
 
 
 def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False) -> Iterator[str]:
@@ -267,7 +290,7 @@ def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False)
     tensor, and also report other bytes than were written and values out of range in the stored
     tensors and in what is made from them. With `progress`, show a progress bar if that takes long.
     """
-    if (unread := unread_quantization(checkpoint)) is not None:
+    if (unread := checkpoint.unread) is not None:
         yield unread
         return
     sound = True
@@ -281,32 +304,6 @@ def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False)
     if finite and sound:
         yield from checkpoint.faults_of_made()
         yield from rope_faults(checkpoint)
-
-
-def unread_quantization(checkpoint: Checkpoint) -> str | None:
-    """A sentence if tensors are packed in a way that is not read, or None."""
-    directory, config = checkpoint.directory, checkpoint.config
-    quantization = _quantization(checkpoint.raw_config, directory)
-    if not isinstance(quantization, Quantization):
-        return quantization
-    if checkpoint.quantization is None:
-        return f"{directory}: is quantized in the files of another tool, which is not read"
-    what = None
-    if checkpoint.layout.experts is not None:
-        what = "has experts"
-    elif config.gac is None and FAMILIES[config.model_type].fused:
-        what = "q, k and v are one tensor"
-    if what is None:
-        return None
-    return f"{directory}: is quantized, and {what}, which is not read; start from the 16-bit model"
-
-
-def _quantization(raw: Mapping[str, Any], directory: Path) -> Quantization | str | None:
-    """How a model is quantized; an error message if in a way that is not read."""
-    try:
-        return quantization_of(raw, directory)
-    except CheckpointError as e:
-        return str(e)
 
 
 def served_dtype(checkpoint: Checkpoint) -> str | None:

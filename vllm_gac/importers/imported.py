@@ -7,12 +7,14 @@ layout is made from them (`sources`, used when tensors are loaded).
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vllm_gac.checkpoint.fused import without_fused
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader
+from vllm_gac.checkpoint.quantized.formats import quantization_of
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.layout.families import ARCHITECTURE, FAMILIES
@@ -68,6 +70,13 @@ class Imported(Checkpoint):
     sources: Mapping[str, Source]
     expected: Shapes
     unused: frozenset[str] = frozenset()
+
+    @cached_property
+    def quantization(self) -> None:
+        if quantization_of(self.raw_config, self.directory) is not None:
+            raise CheckpointError(
+                f"{self.directory}: is quantized in the files of another tool, which is not read"
+            )
 
     def required(self) -> Shapes:
         return self.expected

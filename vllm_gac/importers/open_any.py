@@ -12,7 +12,7 @@ from vllm_gac.checkpoint.locate import (
     not_a_directory,
     state_dict_files,
 )
-from vllm_gac.checkpoint.open import Checkpoint, checkpoint_of, unread_quantization
+from vllm_gac.checkpoint.open import Checkpoint, checkpoint_of
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
@@ -101,10 +101,9 @@ def _recognized(
     checkpoint = checkpoint_of(directory, raw, tensors)
     if checkpoint.config.gac is not None:
         return "gac", checkpoint
-    if unread := unread_quantization(checkpoint):
-        raise CheckpointError(unread)
+    quantized = checkpoint.quantization is not None
     expected, stored = checkpoint.layout.tensors(), checkpoint.tensors
-    if checkpoint.layout.experts or checkpoint.quantization:  # `faults` reports shapes that differ
+    if checkpoint.layout.experts or quantized:  # `faults` reports shapes that differ
         return "dense", checkpoint
     if all(stored[name].shape == shape for name, shape in expected.items() if name in stored):
         return "dense", checkpoint

@@ -41,6 +41,9 @@ def preflight(directory: Path, config: GacConfig) -> Checkpoint:
     # The served config counts, not the file: --hf-overrides may have changed it.
     checkpoint = Checkpoint(directory, config.original, config.checked, layout, stored)
     named = list(itertools.islice(faults(checkpoint), MAX_FAULTS))
+    if checkpoint.unread is None and checkpoint.quantization is not None:
+        # vLLM would pack linear layers, and our loader would not.
+        named = ["config.json: compression_config: packed; name it quantization_config"]
     if named:
         advice = "; 'vllm-gac import' reads what other tools wrote" if is_dense else ""
         raise CheckpointError(f"refusing to serve {directory}: {'; '.join(named)}{advice}")
