@@ -15,6 +15,7 @@ VERBS = (
     *("calibrate", "compress", "evaluate", "export", "generate", "heal", "import"),
     *("inspect", "plan", "profile", "repair"),
 )  # fmt: skip
+_EVALUATE = ("evaluate", "m", "--text", "t")
 _HEAL = ("heal", "m", "--teacher", "t", "--text", "x", "--out", "o")
 
 
@@ -66,6 +67,10 @@ def test_every_verb_explains_itself_and_has_json(
         (["evaluate", "d"], "--text"),
         (["repair", "d", "--out", "o", "--overwrite"], "--overwrite"),
         (["evaluate", "d", "--text", "t", "--max-tokens", "-1"], "--max-tokens: -1"),
+        ([*_EVALUATE, "--against", "b", "--engine", "vllm"], "--against"),
+        ([*_EVALUATE, "--quantization", "fp8_per_tensor"], "--quantization"),
+        ([*_EVALUATE, "--against-revision", "v1"], "--against-revision"),
+        ([*_EVALUATE, "--device", "cuda", "--engine", "vllm"], "--device"),
     ],
 )
 def test_wrong_usage_exits_with_2_and_names_what_is_wrong(
@@ -98,12 +103,20 @@ def test_only_verbs_that_compute_import_torch(tmp_path: Path) -> None:
         assert command(*args, code=code).returncode == 0, args
 
 
-def test_a_verb_that_needs_torch_says_how_to_get_it(tmp_path: Path) -> None:
-    code = f"import sys; sys.modules['torch'] = None\n{RUN}"
-    done = command("evaluate", tmp_path, "--text", tmp_path / "text", code=code)
-    assert done.returncode == 1
+@pytest.mark.parametrize(
+    ("package", "args"),
+    [
+        ("torch", ("evaluate", "m", "--text", "t")),
+        ("vllm", ("evaluate", "m", "--text", "t", "--engine", "vllm")),
+        ("vllm", ("generate", "m", "--out", "out.jsonl")),
+    ],
+)
+def test_a_package_that_a_verb_needs_is_named(package: str, args: tuple[str, ...]) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None\n{RUN}"
+    done = command(*args, code=code)
+    assert (done.returncode, done.stdout) == (1, "")
     (said,) = done.stderr.splitlines()
-    assert "'evaluate' needs torch" in said
+    assert f"'{args[0]}' needs {package}, which is not installed" in said
 
 
 def test_a_gpu_that_is_not_there_is_one_line(

@@ -65,8 +65,6 @@ TENSORS: dict[str, tuple[dict[str, Any], str, tuple[int, ...] | None]] = {
     "asvd without a factor": (ranked(8)[0], f"{Q}.ALinear.weight", None),
     "asvd, another rank": (ranked(8)[0], f"{Q}.BLinear.weight", (9, 32)),
     "a wide layer": (layered(intermediate_size=24), "model.layers.0.mlp.up_proj.weight", (25, 32)),
-    "half a head": (config(), f"{Q}.weight", (56, 32)),
-    "no rows": (config(), f"{Q}.weight", (0, 32)),
 }
 
 

@@ -95,6 +95,7 @@ NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "of no known quantizer": (quantized(load_in_8bit=True), "config: this model is quantized, and"),
     "ModelOpt": (modelopt, "hf_quant_config.json: this model is quantized by ModelOpt, and"),
     "GGUF directory": (lambda path: gguf_file(path).parent, "holds a GGUF file, which vllm-gac"),
+    "GGUF file": (gguf_file, "this is a GGUF file, which vllm-gac does not read"),
     "GGUF beside a config": (
         lambda path: bare(path, config__json=json.dumps(config()), m__gguf="GGUF"),
         "holds a GGUF file, which vllm-gac does not read",
@@ -117,6 +118,10 @@ NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
         pointer_as("model.safetensors.index.json"),
         "index.json: this is a Git LFS pointer",
     ),
+    "a tensor missing": (
+        lambda path: write_model(path, config(), lambda tensors: tensors.pop("lm_head.weight")),
+        "lm_head.weight: missing",
+    ),
 }  # fmt: skip
 OPENS_A_MODEL: dict[str, tuple[str, ...]] = {
     "compress": ("--kv-ratio", "0.5", "--calibration", "TEXT", "--out", "OUT"),
@@ -124,6 +129,7 @@ OPENS_A_MODEL: dict[str, tuple[str, ...]] = {
     "plan": ("--kv-ratio", "0.5"),
     "evaluate": ("--text", "TEXT"),
     "repair": ("--out", "OUT"),
+    "export": ("--out", "OUT"),
     "import": ("OUT",),
 }
 
@@ -143,7 +149,7 @@ def test_what_is_not_ours_is_said_and_is_a_fault(
 
 
 @pytest.mark.parametrize("verb", OPENS_A_MODEL)
-@pytest.mark.parametrize("case", ["Qwen2.5-VL", "GPTQ", "LoRA adapter", "pointer for weights"])
+@pytest.mark.parametrize("case", ["Qwen2.5-VL", "GPTQ", "LoRA adapter", "a tensor missing"])
 def test_every_verb_says_it(
     case: str, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,18 +171,6 @@ def test_the_loader_says_it_too(case: str, tmp_path: Path) -> None:
     loader = GacModelLoader(LoadConfig(load_format="gac"))
     with pytest.raises(CheckpointError, match=sentence):
         loader._preflight(stub)  # type: ignore[arg-type]
-
-
-def test_what_is_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "this is a GGUF file, which vllm-gac does not read" in error(
-        capsys, "inspect", gguf_file(tmp_path / "g")
-    )
-    file = write_model(tmp_path / "model", config()) / "config.json"
-    assert "this is a file, not a directory; give the model directory that it is in" in error(
-        capsys, "inspect", file
-    )
-    said = error(capsys, "inspect", tmp_path / "nowhere")
-    assert said.endswith("give a model directory, or a model on the Hub as ORGANIZATION/NAME")
 
 
 def test_a_gpu_without_a_profile_can_be_measured(

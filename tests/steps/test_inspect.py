@@ -88,21 +88,6 @@ def test_what_was_measured_is_shown_if_it_is_well_formed(
     assert inspect(write_model(tmp_path / "bad", raw)).measured is None
 
 
-def width(layer: int, to: int) -> Callable[[Tensors], object]:
-    """Prune the MLP of a layer to the width `to`."""
-
-    def change(tensors: Tensors) -> None:
-        mlp = f"model.layers.{layer}.mlp."
-        for name, shape in (
-            ("gate_proj", (to, 32)),
-            ("up_proj", (to, 32)),
-            ("down_proj", (32, to)),
-        ):
-            tensors[f"{mlp}{name}.weight"] = ("BF16", shape)
-
-    return change
-
-
 def attention(
     layer: int, query: int, key: int, value: tuple[int, int]
 ) -> Callable[[Tensors], object]:
@@ -116,13 +101,6 @@ def attention(
         tensors[f"{prefix}o_proj.weight"] = ("BF16", (32, query * value[1]))
 
     return change
-
-
-def test_pruned_widths_are_read_from_the_tensors(tmp_path: Path) -> None:
-    inspection = inspect(write_model(tmp_path, config(), width(1, 37)))
-    assert inspection.format == "hf-pruned"
-    assert [layer["intermediate_size"] for layer in inspection.layers] == [48, 37]
-    assert (inspection.dims, inspection.aligned_dims) == (6, 5)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +168,7 @@ def test_shapes_that_make_no_sense_are_refused_naming_the_tensor(
 
 def test_shapes_without_the_tensor_they_would_be_read_from(tmp_path: Path) -> None:
     def change(tensors: Tensors) -> None:
-        width(0, 40)(tensors)
+        reshaped("model.layers.0.mlp.gate_proj.weight", 40, 32)(tensors)
         tensors.pop("model.layers.1.self_attn.v_proj.weight")
 
     with pytest.raises(

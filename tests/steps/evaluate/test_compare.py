@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import vllm_gac
-from tests.support.command import error, result, usage
+from tests.support.command import error, result
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
@@ -127,21 +127,6 @@ def test_another_tokenizer_is_refused(
         capsys, "evaluate", models / "a", "--against", other, "--text", models / "text", "--quiet"
     )
     assert said.startswith(f"{other}: its tokenizer is not that of {models / 'a'}")
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--against", "b", "--engine", "vllm"),
-        ("--quantization", "fp8_per_tensor"),
-        ("--against-revision", "v1"),
-        ("--device", "cuda", "--engine", "vllm"),
-    ],
-)
-def test_flags_that_do_not_go_together(
-    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert flags[0] in usage(capsys, "evaluate", "a", "--text", "t", *flags)
 
 
 def test_an_interval_is_of_documents_and_holds_the_ratio() -> None:

@@ -13,7 +13,6 @@ from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.compression.reference_model import logits, reference
-from vllm_gac.errors import CheckpointError
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress.compress import compress
 from vllm_gac.steps.evaluate.perplexity import evaluate
@@ -80,16 +79,6 @@ def test_max_tokens_are_taken_of_all_texts_alike_in_any_order(
         evaluated.append(json.loads(capsys.readouterr().out))
     assert evaluated[0]["by_text"] == evaluated[1]["by_text"] == dict.fromkeys(texts, 99 + 74)
     assert evaluated[0]["perplexity"] == pytest.approx(evaluated[1]["perplexity"])
-
-
-def test_a_model_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> None:
-    model = write(tmp_path / "model", config())
-    raw = (model / "config.json").read_text()
-    (model / "config.json").write_text(
-        raw.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3')
-    )
-    with pytest.raises(CheckpointError, match=r"layers\.2\.input_layernorm\.weight: missing"):
-        evaluate(model, [write_text(tmp_path / "text")])
 
 
 @pytest.mark.slow
