@@ -5,7 +5,6 @@ GPU to itself. A process imports vLLM as soon as it starts, and makes the engine
 """
 
 import contextlib
-import math
 import os
 import signal
 import subprocess
@@ -140,22 +139,6 @@ class Engine:
 
     def _last_words(self) -> str:
         return f"died: {self.log.read_text()[-500:]}"
-
-
-def asking_until(engine: Engine, deadline: float, longest: float = math.inf) -> Callable[..., Any]:
-    """A function that asks `engine`, as `Engine.ask` does, with a limit of time.
-
-    Args:
-        engine: The engine.
-        deadline: When every answer must be there, by `time.monotonic()`.
-        longest: Seconds that each answer may take.
-    """
-
-    def ask(question: Callable[..., Any], **arguments: Any) -> Any:
-        seconds = max(0.0, min(longest, deadline - time.monotonic()))
-        return engine.ask(question, seconds=seconds, **arguments)
-
-    return ask
 
 
 def main(descriptor: int) -> None:

@@ -14,33 +14,17 @@ def facts(llm: Any) -> dict[str, Any]:
     """What the engine is.
 
     Returns:
-        The machine and versions, as in a page's provenance; `attention`, the backend of each layer;
-        `linears`, the names of their quantization methods; `kv_tokens`, how many tokens fit into
+        The machine and versions, as in a page's provenance; `kv_tokens`, how many tokens fit into
         the cache.
     """
     import vllm
 
     config = llm.llm_engine.vllm_config
-    attention, linears = llm.collective_rpc(_layers)[0]
     return {
         **machine(config.device_config.device_type),
         "vllm": vllm.__version__,
-        "attention": attention,
-        "linears": linears,
         "kv_tokens": config.cache_config.kv_cache_size_tokens,
     }
-
-
-def _layers(worker: Any) -> tuple[list[str], list[str]]:
-    """In the worker: the attention backend of each layer, and what its linears use."""
-    from vllm.model_executor.layers.linear import LinearBase
-
-    layers = worker.get_model().model.layers
-    linears = (m for m in layers.modules() if isinstance(m, LinearBase))
-    return (
-        [layer.self_attn.attn.attn_backend.get_name() for layer in layers],
-        sorted({type(m.quant_method).__name__ for m in linears}),
-    )
 
 
 def batch_seconds(

@@ -7,7 +7,7 @@ plan of `vllm-gac plan --param-ratio 0.8 --kv-ratio 0.75` (or another `--kv-rati
 one for FP8); and `misaligned`, which follows the same plan but makes every planned dim slightly
 larger than the aligned one. A server fills in random weights: vLLM's loader with
 `--load-format dummy`, ours with `--model-loader-extra-config '{"weights": "dummy"}'`. The speed of
-a server depends on dims, not on values. Prints the ideal speedups of the smaller models.
+a server depends on dims, not on values.
 """
 
 import argparse
@@ -52,13 +52,10 @@ DENSE: dict[str, Any] = {
     "eos_token_id": 1,
     "dtype": "bfloat16",
 }
-# A decode step reads the weights and the cache of this many tokens: 16 requests halfway through
-# their answers, with the lengths of Azure's conversations.
-CACHED_TOKENS = 16 * 1250
 
 
 def main() -> None:
-    """Write the directories and print the ideal speedups."""
+    """Write the directories, and print what the models hold."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="directory for the three models")
     parser.add_argument("--kv-ratio", type=float, default=KV_RATIO, help="default: %(default)s")
@@ -73,11 +70,9 @@ def main() -> None:
         out, dense, PlanRequest(param_ratio=PARAM_RATIO, kv_ratio=options.kv_ratio, **served)
     )
     for name, layout in models.items():
-        promised = ideals(models["dense"], layout)
-        said = ", ".join(f"{phase} {ratio:.3f}" for phase, ratio in promised.items())
         print(
             f"{out / name}: {layout.parameters:,} parameters, {2 * layout.kv_elements:,} KV bytes "
-            f"per token; ideal speedup: {said}"
+            "per token"
         )
 
 
@@ -118,20 +113,6 @@ def compressed(dense: dict[str, Any], layers: list[dict[str, Any]]) -> dict[str,
     }
     config = dense | {"architectures": ["GacLlamaForCausalLM"], "gac": section}
     return config | {"head_dim": layout_of(config).cache_head_dim}
-
-
-def ideals(dense: ModelLayout, layout: ModelLayout) -> dict[str, float]:
-    """Ideal speedups: FLOPs of a prompt's token (prefill) and bytes of a step (decode)."""
-
-    def flops(model: ModelLayout) -> int:
-        # The head runs once for a prompt; the embedding multiplies nothing.
-        return model.parameters - 2 * model.vocab_size * model.hidden_size
-
-    def step(model: ModelLayout) -> int:
-        weights = model.parameters - model.vocab_size * model.hidden_size
-        return 2 * (weights + model.kv_elements * CACHED_TOKENS)
-
-    return {"prefill": flops(dense) / flops(layout), "decode": step(dense) / step(layout)}
 
 
 def _planned(dense: dict[str, Any], plan: Plan, past: int) -> dict[str, Any]:

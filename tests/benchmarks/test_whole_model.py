@@ -1,7 +1,6 @@
 """Whole models: what is served, resumed and reported. Engines are faked."""
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -66,10 +65,9 @@ class FakeEngine:
         FakeEngine.running -= 1
 
 
-def rows_of(out: Path, cells: Sequence[Cell], seconds: float = 1e9) -> list[dict[str, Any]]:
+def rows_of(out: Path, cells: Sequence[Cell]) -> list[dict[str, Any]]:
     FakeEngine.started = []
-    serving = serve.Serving(out, TINY, time.monotonic() + seconds, longest=10)
-    serve.serve_all(cells, serving, partial(model, dense=TINY.dense))
+    serve.serve_all(cells, out, TINY, partial(model, dense=TINY.dense))
     return lines_of(out / serve.ROWS)
 
 
@@ -92,13 +90,6 @@ def test_a_failure_stops_nothing_and_only_what_is_missing_is_served_again(
     assert [row[0] for row in written.rows] == [cells[0].name, cells[1].name, cells[2].name]
     assert written.rows[0][1:] == (10, 0.5, 0.5)
     assert written.ratio(written.rows[2], "2x64->1, s") == 1.0
-
-
-def test_nothing_is_begun_after_the_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serve, "Engine", FakeEngine)
-    assert rows_of(tmp_path, CELLS[:2], seconds=-1) == []
 
 
 def test_a_result_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
     python -m benchmarks.engines.whole_model run OUT [--cells NAMES]   # continues what is there
     python -m benchmarks.engines.whole_model report OUT RESULT.json
-    python -m benchmarks.engines.whole_model list
 
 A cell is a model in one precision. One engine serves all batches of a cell, and each batch is a
 line of OUT/rows.jsonl as soon as it is timed. models.py and cells.py say what is served, serve.py

@@ -5,7 +5,6 @@ import functools
 import json
 import signal
 import sys
-import time
 from pathlib import Path
 
 from benchmarks.common.page import add_commit, documented, source
@@ -13,7 +12,7 @@ from benchmarks.engines import whole_model
 from benchmarks.engines.whole_model.cells import chosen
 from benchmarks.engines.whole_model.models import SHAPES, model
 from benchmarks.engines.whole_model.report import result_of
-from benchmarks.engines.whole_model.serve import Serving, serve_all
+from benchmarks.engines.whole_model.serve import serve_all
 
 
 def main() -> None:
@@ -24,25 +23,16 @@ def main() -> None:
     run_parser.add_argument("out", type=Path, help="directory of rows.jsonl")
     run_parser.add_argument("--shape", choices=SHAPES, default="llama3-8b")
     run_parser.add_argument("--cells", help="names, separated by commas (all)")
-    run_parser.add_argument(
-        "--seconds", type=float, default=1e9, help="end after so many, whatever is missing"
-    )
-    run_parser.add_argument(
-        "--longest", type=float, default=300, help="seconds after which an answer counts as hanging"
-    )
     add_commit(run_parser)
     report_parser = verbs.add_parser("report", help="write the result of the rows")
     report_parser.add_argument("runs", type=Path, help="directory of rows.jsonl")
     report_parser.add_argument("out", type=Path, metavar="RESULT.json")
-    verbs.add_parser("list", help="print the cells")
     args = parser.parse_args()
     if args.verb == "run":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # like Ctrl-C: also end the engine
         _run(args)
-    elif args.verb == "report":
-        result_of(args.runs).write(args.out)
     else:
-        print(*(cell.name for cell in chosen(None)), sep="\n")
+        result_of(args.runs).write(args.out)
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -51,9 +41,8 @@ def _run(args: argparse.Namespace) -> None:
     if not about.exists():
         about.write_text(json.dumps({"shape": args.shape, **source(args.commit)}) + "\n")
     shape = SHAPES[args.shape]
-    serving = Serving(args.out, shape, time.monotonic() + args.seconds, args.longest)
     make = functools.cache(functools.partial(model, dense=shape.dense))
-    serve_all(chosen(args.cells), serving, make)
+    serve_all(chosen(args.cells), args.out, shape, make)
 
 
 if __name__ == "__main__":

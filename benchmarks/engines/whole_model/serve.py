@@ -1,13 +1,11 @@
 """Serves the cells, one engine after the other, and appends what is timed to rows.jsonl."""
 
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.engine_process import Engine, EngineError, asking_until
+from benchmarks.common.engine_process import Engine, EngineError
 from benchmarks.common.engine_questions import batch_seconds, facts
 from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_line
 from benchmarks.engines.whole_model.cells import Cell
@@ -15,23 +13,8 @@ from benchmarks.engines.whole_model.models import Batch, Model, Shape
 
 ROWS = "rows.jsonl"
 _SHUTDOWN_SECONDS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """How engines are started.
-
-    Attributes:
-        out: Directory of the rows.
-        shape: Of the models.
-        deadline: The end of all, by `time.monotonic()`.
-        longest: Seconds after which an answer counts as hanging.
-    """
-
-    out: Path
-    shape: Shape
-    deadline: float
-    longest: float
+# Seconds after which an answer counts as hanging.
+_LONGEST = 300
 
 
 def missing(cell: Cell, batches: Sequence[Batch], rows: Sequence[Mapping[str, Any]]) -> list[Batch]:
@@ -40,17 +23,17 @@ def missing(cell: Cell, batches: Sequence[Batch], rows: Sequence[Mapping[str, An
     return [batch for batch in batches if (cell.name, batch.name) not in done]
 
 
-def serve_all(cells: Sequence[Cell], serving: Serving, make: Callable[[str], Model]) -> None:
-    """Serve what has no row yet. An engine that fails is a row, too, and stops nothing."""
-    path = serving.out / ROWS
+def serve_all(cells: Sequence[Cell], out: Path, shape: Shape, make: Callable[[str], Model]) -> None:
+    """Serve what has no row in `out` yet. An engine that fails is a row, too, and stops nothing."""
+    path = out / ROWS
     without_a_cut_line(path)
     for cell in cells:
-        batches = missing(cell, serving.shape.batches, lines_of(path))
-        if not batches or time.monotonic() > serving.deadline:
+        batches = missing(cell, shape.batches, lines_of(path))
+        if not batches:
             continue
         append = functools.partial(_append, path, cell.name)
         try:
-            _serve(cell, batches, make(cell.model), serving, append)
+            _serve(cell, batches, make(cell.model), out, shape, append)
         except EngineError as error:
             append(error=str(error)[:500])
 
@@ -59,17 +42,18 @@ def _serve(
     cell: Cell,
     batches: Sequence[Batch],
     model: Model,
-    serving: Serving,
+    out: Path,
+    shape: Shape,
     append: Callable[..., None],
 ) -> None:
     """Start the engine, then time each batch."""
-    directory = serving.out / "models" / cell.model
+    directory = out / "models" / cell.model
     model.write(directory)
     log = cell.name.replace(" ", "-").replace("+", "-")
-    engine = Engine(cell.name, serving.out / "logs" / f"{log}.log")
+    engine = Engine(cell.name, out / "logs" / f"{log}.log")
     try:
-        engine.start(**_arguments(cell, model, directory, serving.shape))
-        ask = asking_until(engine, serving.deadline, serving.longest)
+        engine.start(**_arguments(cell, model, directory, shape))
+        ask = functools.partial(engine.ask, seconds=_LONGEST)
         about = ask(facts)
         append(
             startup_seconds=round(engine.wait(), 1),
