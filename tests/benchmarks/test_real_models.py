@@ -3,12 +3,12 @@
 import gzip
 import json
 import os
-import time
-from dataclasses import dataclass
+from contextlib import suppress
+from importlib.metadata import distributions
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.common.json_lines import append_line, lines_of
@@ -26,6 +26,7 @@ from benchmarks.real_models.page import write_result
 from benchmarks.real_models.prompts import prompts
 from benchmarks.real_models.rows import ROWS, chosen
 from tests.support.dense_models import config, write, write_text
+from tests.support.waiting import wait_until_gone
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import GacError
@@ -90,25 +91,28 @@ def test_texts_are_split_by_package_without_problems(
     once = (9 * sentence).strip()
     code = f'def f{{}}():\n    """{sentence * 9}"""\n    return 1\n' + "# more\n" * 60
 
-    def installed(name: str) -> Any:
-        package = tmp_path / "site" / name
-        package.mkdir(parents=True)
-        (package / "a.py").write_text(code.format(name))
-        (package / "test_a.py").write_text("# a test\n" * 99)
-        (package / "b.py").write_text(PROBLEM["prompt"] + "# padding\n" * 99)
-        files = [File(path) for path in package.iterdir()]
-        metadata = Metadata(Name=name, Description=sentence * 9)
-        return SimpleNamespace(metadata=metadata, version="1", files=files)
-
-    names = [f"p{number}" for number in range(12)]
-    monkeypatch.setattr(texts, "distributions", lambda: [installed(name) for name in names])
+    site, names = tmp_path / "site", [f"p{number}" for number in range(12)]
+    for name in names:
+        sources = {
+            "a.py": code.format(name),
+            "test_a.py": "# a test\n" * 99,
+            "b.py": PROBLEM["prompt"] + "# padding\n" * 99,
+        }
+        about = site / f"{name}-1.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text(f"Name: {name}\nVersion: 1\n\n{sentence * 9}")
+        (about / "RECORD").write_text("".join(f"{name}/{file},,\n" for file in sources))
+        (site / name).mkdir()
+        for file, source in sources.items():
+            (site / name / file).write_text(source)
+    monkeypatch.setattr(texts, "distributions", lambda: distributions(path=[str(site)]))
     texts.write_texts(tmp_path / "texts", problems)
-    about = json.loads((tmp_path / "texts" / "texts.json").read_text())["texts"]
+    written = json.loads((tmp_path / "texts" / "texts.json").read_text())["texts"]
     by_part = {}
     for split in texts.SPLITS:
         records = texts.read_records(tmp_path / "texts" / f"code-{split}.jsonl.gz")
         by_part[split] = {record["package"] for record in records} - {texts.LIBRARY}
-        said = about[f"code-{split}.jsonl.gz"]
+        said = written[f"code-{split}.jsonl.gz"]
         assert said["overlap_dropped"] == len(by_part[split])
         assert by_part[split] | {texts.LIBRARY} >= set(said["packages"]) >= by_part[split]
         assert not any(
@@ -119,33 +123,6 @@ def test_texts_are_split_by_package_without_problems(
         assert {record["package"] for record in prose} == by_part[split]
     assert sorted(set.union(*by_part.values())) == sorted(names)
     assert sum(map(len, by_part.values())) == len(names)
-
-
-@dataclass(frozen=True)
-class File:
-    """A file of a distribution."""
-
-    path: Path
-
-    @property
-    def suffix(self) -> str:
-        """Of its name."""
-        return self.path.suffix
-
-    def __str__(self) -> str:
-        return self.path.name
-
-    def locate(self) -> Path:
-        """Where it is."""
-        return self.path
-
-
-class Metadata(dict[str, str]):
-    """The metadata of a distribution."""
-
-    def get_payload(self) -> str:
-        """No body."""
-        return ""
 
 
 def test_prompts_are_of_documented_functions_and_paragraphs() -> None:
@@ -274,7 +251,7 @@ def test_a_gguf_file_needs_its_package(tmp_path: Path, monkeypatch: pytest.Monke
         convert(tmp_path / "model.gguf", tmp_path / "out")
 
 
-def test_a_lease_runs_what_it_can(tmp_path: Path) -> None:
+def test_a_lease_runs_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = tmp_path / "child"
     jobs = [
         Job("first", "sleep 0.5; echo made > made", 1, 30),
@@ -285,12 +262,8 @@ def test_a_lease_runs_what_it_can(tmp_path: Path) -> None:
         Job("hangs", f"setsid -w true; bash -mc 'sleep 60 & echo $! > {child}; wait'", 1, 2),
         Job("long", "touch never", 99, 99),
     ]
-    here = Path.cwd()
-    os.chdir(tmp_path)
-    try:
-        Lease(jobs, tmp_path / "out", gpus=1, each=2, seconds=40).run()
-    finally:
-        os.chdir(here)
+    monkeypatch.chdir(tmp_path)
+    Lease(jobs, tmp_path / "out", gpus=1, each=2, seconds=40).run()
     said = {line["job"]: line["status"] for line in lines_of(tmp_path / "out" / "jobs.jsonl")}
     assert said == {
         "first": 0,
@@ -302,10 +275,8 @@ def test_a_lease_runs_what_it_can(tmp_path: Path) -> None:
     }
     assert (tmp_path / "out" / "logs" / "second.log").read_text() == "made\n"
     assert not (tmp_path / "never").exists()
-    deadline = time.monotonic() + 10
-    while _alive(int(child.read_text())) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _alive(int(child.read_text()))
+    with suppress(psutil.NoSuchProcess):
+        wait_until_gone([psutil.Process(int(child.read_text()))])
 
 
 def test_a_gpu_becomes_empty_for_the_job_that_is_to_have_it_alone(tmp_path: Path) -> None:
@@ -319,14 +290,6 @@ def test_a_gpu_becomes_empty_for_the_job_that_is_to_have_it_alone(tmp_path: Path
         line["job"] for line in lines_of(tmp_path / "jobs.jsonl") if line["status"] == "begins"
     ]
     assert begun == ["first", "alone", "later"]
-
-
-def _alive(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def test_the_page_has_a_line_for_each_row(tmp_path: Path) -> None:
