@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.alignment.random_models import RandomModel, models
+from tests.support.dense_models import config
 from vllm_gac.alignment.rules import STRATEGIES, align, padded_layout
 from vllm_gac.layout.dims import (
     KeyLayout,
@@ -59,17 +60,8 @@ def test_what_comes_out_can_be_written_and_read(model: RandomModel, strategy: An
 
 
 def dense(head_dim: int, width: int = 64) -> ModelLayout:
-    raw = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": width,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": head_dim,
-        "vocab_size": 8,
-    }
-    return layout_of(raw)
+    """A layer of four query and two KV heads."""
+    return layout_of(config(num_hidden_layers=1, head_dim=head_dim, intermediate_size=width))
 
 
 def test_keys_of_the_models_own_size_get_a_table_only_if_they_grow() -> None:

@@ -10,9 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
-from tests.support.dense_models import config, fused, in_transformers, weights, write, write_text
+from tests.support.dense_models import (
+    config,
+    fused,
+    in_transformers,
+    transformers_model,
+    weights,
+    write,
+    write_text,
+)
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.layout.dims import LINEARS
@@ -57,9 +64,7 @@ def test_every_form_is_what_transformers_computes(family: str, form: str, tmp_pa
     compress(model, tmp_path / "out", FORMS[form], few, calibration=[text], progress=False)
     small = open_checkpoint(tmp_path / "out")
     assert small.layout.layers != open_checkpoint(model).layout.layers
-    theirs = getattr(transformers, FAMILIES[family].architecture)(
-        transformers.AutoConfig.for_model(**raw)
-    ).eval()
+    theirs = transformers_model(raw)
     with torch.inference_mode(), small.reader() as read:
         dense = densified(small, read)
         dense = fused(dense) if FAMILIES[family].fused else dense

@@ -11,13 +11,13 @@ from tests.support.dense_models import (
     YARN_ROPE,
     config,
     in_transformers,
+    transformers_model,
     weights,
     write,
 )
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.families import FAMILIES
 
 TOKENS = torch.arange(2 * 90).view(2, 90) * 37 % 128
 
@@ -82,30 +82,16 @@ MODELS = {
 
 @pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
 def test_equals_transformers(changes: dict[str, Any], tmp_path: Any) -> None:
-    transformers = pytest.importorskip("transformers")
     raw = config(**changes)
     checkpoint = open_checkpoint(write(tmp_path / "model", raw, tokenizer=False))
-    architecture = FAMILIES[raw["model_type"]].architecture
-    theirs = getattr(transformers, architecture)(transformers.AutoConfig.for_model(**raw))
+    theirs = transformers_model(raw)
     state = in_transformers(weights(raw))
     theirs.load_state_dict(state, strict=not raw["tie_word_embeddings"])
     with torch.inference_mode(), checkpoint.reader() as read:
-        expected = theirs.eval()(TOKENS).logits
+        expected = theirs(TOKENS).logits
         got = logits(reference(checkpoint), read, TOKENS)
     assert got.std() > 0.1
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
-
-
-def test_reads_the_config_spelling_of_transformers_4(tmp_path: Any) -> None:
-    new = config(rope_parameters=LLAMA3_ROPE)
-    old = {k: v for k, v in new.items() if k != "rope_parameters"}
-    old |= {"rope_theta": 10000.0, "rope_scaling": LLAMA3_ROPE}
-    outputs = []
-    for name, raw in (("new", new), ("old", old)):
-        checkpoint = open_checkpoint(write(tmp_path / name, raw, tokenizer=False))
-        with checkpoint.reader() as read:
-            outputs.append(logits(reference(checkpoint), read, TOKENS))
-    assert torch.equal(*outputs)
 
 
 def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Any) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from benchmarks.common.llama3_8b import write_models
+from benchmarks.common.llama3_8b import DENSE, write_models
 from tests.alignment.random_models import random_weights
 from tests.support.dense_models import config
 from vllm_gac.checkpoint.layer_shards import read_layer
@@ -24,17 +24,7 @@ from vllm_gac.layout.dims import layout_of
 
 GB = 10**9
 _FP32_ON_CPU = (torch.float32, torch.device("cpu"))
-LLAMA3_8B = layout_of(
-    config(
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=128256,
-    )
-)
+LLAMA3_8B = layout_of(DENSE)
 # GB that healing took at its most at 8B's shape, of which 80 % of the parameters are kept: the GPU
 # and how many of them, the rank of adapters. The pages that have these
 # numbers are of commit 60b1e14 (benchmarks/results/quality).

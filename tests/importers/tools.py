@@ -12,19 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
+from tests.support.dense_models import transformers_model
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.importers.open_any import open_any_format
@@ -44,19 +33,11 @@ LINEARS = (
 def dense(raw: Mapping[str, Any]) -> nn.Module:
     """The transformers model of `raw`. Its random weights are the same on every call."""
     torch.manual_seed(0)
-    kinds = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "mistral": (MistralConfig, MistralForCausalLM),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-        "phi3": (Phi3Config, Phi3ForCausalLM),
-    }
-    kind, model_class = kinds[raw["model_type"]]
-    model: nn.Module = model_class(kind(**{k: v for k, v in raw.items() if k != "model_type"}))
+    model = transformers_model(raw)
     for name, parameter in model.named_parameters():
         spread = 0.25 if name.endswith("norm.weight") else parameter.shape[-1] ** -0.5
         parameter.data = torch.randn(parameter.shape) * spread + name.endswith("norm.weight")
-    return model.eval()
+    return model
 
 
 def replace(model: nn.Module, name: str, made: Callable[[nn.Linear], nn.Module]) -> None:

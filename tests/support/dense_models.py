@@ -4,12 +4,13 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
 
 from vllm_gac.layout.dims import layout_of
+from vllm_gac.layout.families import FAMILIES
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -94,6 +95,15 @@ def in_transformers(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
         name: experts[0] if len(experts) == 1 else _experts(name, experts)
         for name, experts in parts.items()
     }
+
+
+def transformers_model(raw: Mapping[str, Any]) -> torch.nn.Module:
+    """The model of `raw` as transformers makes it, with random weights."""
+    import transformers
+
+    architecture = FAMILIES[raw["model_type"]].architecture
+    made = getattr(transformers, architecture)(transformers.AutoConfig.for_model(**raw))
+    return cast(torch.nn.Module, made.eval())
 
 
 def _experts(name: str, experts: list[torch.Tensor]) -> torch.Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -19,6 +18,7 @@ from tests.importers.tools import TOKENS
 from tests.support import dense_models
 from tests.support.command import error, result
 from tests.support.dense_models import config
+from tests.support.misaligned_models import write_weights
 from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.importers.open_any import open_any_format
@@ -44,14 +44,7 @@ def compressed(directory: Path, raw: dict[str, Any], *layers: dict[str, Any]) ->
         "head_dim": layout.cache_head_dim,
         "gac": layout.section(),
     }
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(raw | gac))
-    torch.manual_seed(0)
-    tensors = {
-        name: torch.randn(shape) * shape[-1] ** -0.5 + name.endswith("norm.weight")
-        for name, shape in layout.tensors().items()
-    }
-    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    write_weights(directory, raw | gac)
     dense_models.write_tokenizer(directory / "tokenizer.json", raw["vocab_size"])
     return directory
 
