@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tests.support.dense_models import config, write, write_text
 from tests.support.layer_stats import layer_stats
@@ -19,8 +19,7 @@ from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import embed, layer_forward, layer_weights, reference
 from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.compression.statistics_writer import StatsFile
-from vllm_gac.errors import CheckpointError, VersionError
-from vllm_gac.layout.dims import ValueLayout
+from vllm_gac.errors import CheckpointError
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
 from vllm_gac.texts.token_text import calibration_sequences
@@ -136,29 +135,6 @@ def test_work_of_another_calibration_is_not_continued(
     assert (tmp_path / "stats").read_bytes() == (tmp_path / "fresh").read_bytes()
 
 
-def test_statistics_without_neighbours_do_not_merge_values(
-    model: Path, text: Path, tmp_path: Path
-) -> None:
-    calibrate(model, [text], tmp_path / "stats", replace(RUN, methods=ALONE), progress=False)
-    checkpoint = open_checkpoint(model)
-    dense = checkpoint.layout
-    merged = replace(dense.layers[0], value=ValueLayout(1, 16))
-    target = replace(dense, layers=(merged,) * 2)
-    with pytest.raises(CheckpointError, match=str(tmp_path / "stats")):
-        check_stats(tmp_path / "stats", dense, checkpoint.identity, target)
-
-
-def test_an_existing_file_and_a_model_that_cannot_be_calibrated_are_refused(
-    model: Path, text: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "stats").touch()
-    with pytest.raises(CheckpointError, match=str(tmp_path / "stats")):
-        calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
-    with pytest.raises(CheckpointError, match="nowhere"):
-        calibrate(tmp_path / "nowhere", [text], tmp_path / "other", RUN, progress=False)
-    assert not list(tmp_path.glob("*.partial"))
-
-
 KEPT = {
     "heads": ["self_attn.q_proj", "self_attn.o_proj"],
     "prune": ["mlp.down_proj"],
@@ -184,27 +160,6 @@ def test_what_the_methods_need_is_kept_once(
     for covariance in layer_stats(tmp_path / "stats", 1).values():
         assert torch.equal(covariance, covariance.T)
         assert float(torch.linalg.eigvalsh(covariance)[0]) > -1e-6
-
-
-@pytest.mark.parametrize("of", [None, "2", "5"])
-def test_statistics_of_another_format_are_refused(
-    model: Path, text: Path, tmp_path: Path, of: str | None
-) -> None:
-    calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
-    with safe_open(tmp_path / "stats", framework="pt") as file:
-        metadata = {key: value for key, value in file.metadata().items() if key != "format"}
-    changed = metadata if of is None else metadata | {"format": of}  # the first had no number
-    save_file(load_file(tmp_path / "stats"), tmp_path / "other", changed)
-    checkpoint = open_checkpoint(model)
-    with pytest.raises(VersionError, match=f"'{of or 1}'"):
-        check_stats(tmp_path / "other", checkpoint.layout, checkpoint.identity)
-
-
-def test_weights_are_no_statistics(model: Path) -> None:
-    checkpoint = open_checkpoint(model)
-    (weights,) = model.glob("*.safetensors")
-    with pytest.raises(CheckpointError, match=str(weights)):
-        check_stats(weights, checkpoint.layout, checkpoint.identity)
 
 
 def test_too_little_text_is_said_with_what_is_enough(

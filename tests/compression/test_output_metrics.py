@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from safetensors.torch import load_file
 
 from tests.support.exact_models import MODELS, exact_model, random_tokens
 from tests.support.layer_stats import layer_stats
-from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression import passes
 from vllm_gac.compression.backward import entering_states, head_gradients
 from vllm_gac.compression.methods.statistics import metric_of, of_input
@@ -24,9 +22,7 @@ from vllm_gac.compression.reference_model import (
     head,
     layer_forward,
     layer_weights,
-    reference,
 )
-from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LINEARS
 from vllm_gac.steps.calibrate.calibrate import calibrate
@@ -133,20 +129,7 @@ def test_a_run_stopped_between_metrics_goes_on_and_ends_in_the_same_bytes(
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_what_was_calibrated_for_no_low_rank_factorizes_nothing(
-    model: Path, text: Path, tmp_path: Path
-) -> None:
-    calibrate(model, [text], tmp_path / "heads", replace(RUN, methods=("heads",)), progress=False)
-    checkpoint = open_checkpoint(model)
-    dense = checkpoint.layout
-    factorized = replace(dense.layers[0], ranks=MappingProxyType({"self_attn.q_proj": 8}))
-    target = replace(dense, layers=(factorized,) * 2)
-    with pytest.raises(CheckpointError, match=r"output of self_attn\.q_proj"):
-        check_stats(tmp_path / "heads", dense, checkpoint.identity, target)
-
-
-def test_the_reference_of_a_layer_needs_two_tokens(model: Path, text: Path, tmp_path: Path) -> None:
+def test_sequences_of_one_token_are_refused(model: Path, text: Path, tmp_path: Path) -> None:
     request = CalibrateRequest(sequence_length=1)
     with pytest.raises(CheckpointError, match="sequences of 1 token"):
         calibrate(model, [text], tmp_path / "stats", request, progress=False)
-    assert reference(open_checkpoint(model)).layout.num_key_value_heads == 2

@@ -1,6 +1,7 @@
 """Untrusted statistics: the message of a refusal names the file and the tensor."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from vllm_gac.compression.statistics_file import (
     read_probes,
     read_tokens,
 )
-from vllm_gac.errors import CheckpointError
+from vllm_gac.errors import CheckpointError, VersionError
+from vllm_gac.layout.dims import ValueLayout
 from vllm_gac.planning.losses import read_losses
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
@@ -129,6 +131,10 @@ def test_numbers_that_were_never_measured(
         ({"tokens": "0"}, "tokens: expected one sequence of 64 at least, got 0"),
         ({"tokens": "63"}, "tokens: expected one sequence of 64 at least, got 63"),
         ({"held_tokens": "63"}, "held_tokens: expected one sequence of 64 at least, got 63"),
+        ({"format": None}, "statistics of format '1'"),  # the first had no number
+        ({"format": "2"}, "statistics of format '2'"),
+        ({"format": "5"}, "statistics of format '5'"),
+        ({"model_config_sha256": None}, "not statistics that 'vllm-gac calibrate' wrote"),
     ],
 )
 def test_metadata_that_do_not_say_what_was_measured(
@@ -137,8 +143,27 @@ def test_metadata_that_do_not_say_what_was_measured(
     arrays, metadata = contents(measured / "stats")
     changed = {key: text for key, text in (metadata | changes).items() if text is not None}
     save_file(arrays, tmp_path / "stats", changed)
-    with pytest.raises(CheckpointError, match=f"stats: metadata: {message}"):
+    with pytest.raises((CheckpointError, VersionError), match=f"stats: (metadata: )?{message}"):
         read(measured, tmp_path / "stats")
+
+
+@pytest.mark.parametrize(
+    ("changes", "dims", "message"),
+    [
+        ({"value_group": "1"}, {"value": ValueLayout(1, 16)}, "1 value heads at a time, 2"),
+        ({"metrics": ""}, {"ranks": {"self_attn.q_proj": 8}}, r"output of self_attn\.q_proj"),
+    ],
+)
+def test_statistics_that_lack_what_a_plan_needs_are_refused(
+    changes: dict[str, str], dims: dict[str, Any], message: str, measured: Path, tmp_path: Path
+) -> None:
+    arrays, metadata = contents(measured / "stats")
+    save_file(arrays, tmp_path / "stats", metadata | changes)
+    checkpoint = open_checkpoint(measured / "model")
+    smaller = replace(checkpoint.layout.layers[0], **dims)
+    target = replace(checkpoint.layout, layers=(smaller,) * 2)
+    with pytest.raises(CheckpointError, match=message):
+        check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.identity, target)
 
 
 def test_statistics_of_other_weights_are_refused(measured: Path, tmp_path: Path) -> None:

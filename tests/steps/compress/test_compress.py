@@ -15,8 +15,8 @@ from tests.support.hub import files_of
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError, GacError, PlanError
-from vllm_gac.layout.dims import LINEARS, KeyLayout, ModelLayout, ValueLayout
-from vllm_gac.planning.plan_file import PlanBudget, dense_plan
+from vllm_gac.layout.dims import KeyLayout, ModelLayout, ValueLayout
+from vllm_gac.planning.plan_file import dense_plan
 from vllm_gac.planning.planner import plan as plan_of
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.calibrate import calibrate
@@ -187,33 +187,6 @@ def test_normed_keys_are_made_smaller_one_by_one(form: str, text: Path, tmp_path
         plan = write_plan(tmp_path / "plan.json", model, replace(dense, layers=(changed,) * 2))
         with pytest.raises(PlanError, match=r"key\.heads"):
             compress(model, tmp_path / "other", plan=plan, calibration=[text], **SMALL)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_other_forms_of_full_size_are_the_same_function(
-    family: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # These forms have more parameters than the dense model, but no plan may.
-    ample = lambda ratio, whole: PlanBudget(dense=whole, allowed=2 * whole, used=0)  # noqa: E731
-    monkeypatch.setattr("vllm_gac.planning.plan_file.exact_budget", ample)
-    model = write(tmp_path / "model", config(model_type=family, rope_parameters=LLAMA3_ROPE))
-    layout = open_checkpoint(model).layout
-    layer = layout.layers[0]
-    ranks = {name: min(layout.linear_shape(layer, name)) for name in LINEARS[4:]}
-    ranks["self_attn.q_proj"] = 48
-    latent, mixed = KeyLayout("latent", 2, 16), KeyLayout("rotary", 1, 32, True)
-    layers = (
-        replace(layer, key=latent, value=ValueLayout(1, 32)),
-        replace(
-            layer,
-            key=latent if layout.qk_norm else mixed,
-            value=ValueLayout(1, 32),
-            ranks=ranks,
-        ),
-    )
-    plan = write_plan(tmp_path / "plan.json", model, replace(layout, layers=layers))
-    compress(model, tmp_path / "out", plan=plan, calibration=[text], **SMALL)
-    torch.testing.assert_close(logits_of(tmp_path / "out"), logits_of(model), rtol=0, atol=2e-3)
 
 
 def test_a_plan_in_memory_is_as_good_as_its_file(tmp_path: Path) -> None:
