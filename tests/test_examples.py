@@ -9,7 +9,7 @@ import pytest
 
 from tests.importers.low_rank_models import SOME, TOOLS, low_rank
 from tests.importers.tools import write
-from tests.steps.heal.models import write_all
+from tests.steps.heal.models import FAST, flags, write_all
 from tests.support.dense_models import config, write_text, write_tokenizer
 from vllm_gac import demo
 
@@ -53,8 +53,7 @@ def test_what_another_tool_wrote_is_padded_and_answers_the_same(tmp_path: Path) 
 
 def test_a_compressed_model_is_healed(tmp_path: Path) -> None:
     student, teacher, text = write_all(tmp_path)
-    few = ("--tokens", 1792, "--sequence-length", 32, "--batch-tokens", 256)
-    options = (*few, "--learning-rate", 5e-3, "--device", "cpu")
+    options = (*flags(FAST), "--device", "cpu")
     printed = said("heal.sh", student, teacher, text, text, tmp_path / "out", *options)
     before, after = (float(line.split()[0]) for line in printed.splitlines() if " times " in line)
     assert after < before

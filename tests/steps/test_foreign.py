@@ -36,7 +36,7 @@ def write_config(path: Path, changes: dict[str, object], weights: bool = True) -
 
 
 def quantized(**section: object) -> Callable[[Path], Path]:
-    return lambda path: write_config(path, {"quantization_config": section})
+    return family(quantization_config=section)
 
 
 def modelopt(path: Path) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.importers.low_rank_models import write_low_rank
-from tests.steps.heal.models import write_all
+from tests.steps.heal.models import FAST, flags, write_all
 from tests.support.dense_models import config, write, write_text
 
 _COMPRESS = ("compress", "dense", "--param-ratio", "0.8", "--max-tokens", "1024")
@@ -22,8 +22,8 @@ VERBS: dict[str, tuple[str, ...]] = {
     "repair": ("repair", "unaligned"),
     "export": ("export", "unaligned"),
     "heal": (
-        *("heal", "student", "--teacher", "teacher", "--text", "text.txt", "--tokens", "1792"),
-        *("--sequence-length", "32", "--batch-tokens", "256", "--learning-rate", "5e-3"),
+        *("heal", "student", "--teacher", "teacher", "--text", "text.txt"),
+        *map(str, flags(FAST)),
     ),
     "loss": (
         *("compress", "dense", "--max-loss", "5%", "--held-out", "held-out.txt"),

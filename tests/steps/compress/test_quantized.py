@@ -182,13 +182,16 @@ def drop(part: str) -> Change:
     return lambda tensors, _: tensors.pop(f"{O_PROJ}.{part}")
 
 
+def say(**changes: Any) -> Change:
+    return lambda _, section: section.update(changes)
+
+
 def put_weights(**changes: Any) -> Change:
     return lambda _, section: section["config_groups"]["config_group_0"]["weights"].update(changes)
 
 
+# By case: the format, what is changed, and what the message names.
 DAMAGED: dict[str, tuple[str, Change, tuple[str, ...]]] = {
-    "no scale": ("FP8_DYNAMIC", drop("weight_scale"), (f"{O_PROJ}.weight_scale",)),
-    "no weight": ("FP8_DYNAMIC", drop("weight"), (f"{O_PROJ}.weight",)),
     "too few scales": (
         "FP8_DYNAMIC",
         put("weight_scale", torch.ones(3, 1)),
@@ -205,83 +208,58 @@ DAMAGED: dict[str, tuple[str, Change, tuple[str, ...]]] = {
         put("weight_scale", torch.full((48, 1), torch.inf)),
         (f"{O_PROJ}.weight_scale",),
     ),
-    "NVFP4": (
-        "FP8_DYNAMIC",
-        lambda _, section: section.update(format="nvfp4-pack-quantized"),
-        ("nvfp4-pack-quantized",),
-    ),
+    "NVFP4": ("FP8_DYNAMIC", say(format="nvfp4-pack-quantized"), ("nvfp4-pack-quantized",)),
     "rotated": (
         "FP8_DYNAMIC",
-        lambda _, section: section.update(transform_config={"config_groups": {"R1": {}}}),
+        say(transform_config={"config_groups": {"R1": {}}}),
         ("transform_config",),
     ),
-    "no groups": (
-        "FP8_DYNAMIC",
-        lambda _, section: section.update(config_groups={}),
-        ("config_groups",),
-    ),
-    "of another tool": (
-        "FP8_DYNAMIC",
-        lambda _, section: section.update(quant_method="modelopt"),
-        ("ModelOpt",),
-    ),
-    "no zero points": ("W4A16_ASYM", drop("weight_zero_point"), (f"{O_PROJ}.weight_zero_point",)),
+    "no groups": ("FP8_DYNAMIC", say(config_groups={}), ("config_groups",)),
+    "of another tool": ("FP8_DYNAMIC", say(quant_method="modelopt"), ("ModelOpt",)),
     "zero points of other rows": (
         "W4A16_ASYM",
         put("weight_zero_point", torch.ones(5, 4, dtype=torch.int32)),
         (f"{O_PROJ}.weight_zero_point", "[5, 4]", "[6, 4]"),
     ),
-    "no shape": ("W4A16_ASYM", drop("weight_shape"), (f"{O_PROJ}.weight_shape",)),
     "too few words": (
         "W4A16_ASYM",
         put("weight_packed", torch.ones(48, 4, dtype=torch.int32)),
         (f"{O_PROJ}.weight_packed", "[48, 4]", "[48, 8]"),
     ),
     "ordered groups": ("W4A16_ASYM", put_weights(actorder="group"), ("actorder='group'",)),
-    "no scale of blocks": (
-        "fp8 in blocks",
-        drop("weight_scale_inv"),
-        (f"{O_PROJ}.weight_scale_inv", "[3, 4]"),
-    ),
+    "three bits": ("W4A16_ASYM", put_weights(num_bits=3), ("num_bits=3",)),
     "too few blocks": (
         "fp8 in blocks",
         put("weight_scale_inv", torch.ones(2, 4)),
         (f"{O_PROJ}.weight_scale_inv", "[2, 4]", "[3, 4]"),
     ),
-    "another FP8": (
-        "fp8 in blocks",
-        lambda _, section: section.update(fmt="e5m2"),
-        ("quantization_config", "fmt"),
-    ),
-    "GPTQ without zero points": ("gptq", drop("qzeros"), (f"{O_PROJ}.qzeros",)),
-    "GPTQ without scales": ("gptq", drop("scales"), (f"{O_PROJ}.scales",)),
-    "GPTQ of ordered groups": (
-        "gptq",
-        lambda _, section: section.update(desc_act=True),
-        ("desc_act",),
-    ),
-    "GPTQ with zero points of its own": (
-        "gptq",
-        lambda _, section: section.update(sym=False),
-        ("sym",),
-    ),
+    "another FP8": ("fp8 in blocks", say(fmt="e5m2"), ("quantization_config", "fmt")),
+    "GPTQ of ordered groups": ("gptq", say(desc_act=True), ("desc_act",)),
+    "GPTQ with zero points of its own": ("gptq", say(sym=False), ("sym",)),
     "GPTQ of several types": (
         "gptq",
-        lambda _, section: section.update(dynamic={"+:.*up_proj": {"bits": 8}}),
+        say(dynamic={"+:.*up_proj": {"bits": 8}}),
         ("dynamic", "+:.*up_proj"),
     ),
-    "AWQ without words": ("awq", drop("qweight"), (f"{O_PROJ}.qweight",)),
     "AWQ with other zero points": (
         "awq",
         put("qzeros", torch.ones(3, 6, dtype=torch.int32)),
         (f"{O_PROJ}.qzeros", "[3, 6]", "[4, 6]"),
     ),
-    "AWQ for other kernels": (
-        "awq",
-        lambda _, section: section.update(version="gemv"),
-        ("version",),
-    ),
-    "three bits": ("W4A16_ASYM", put_weights(num_bits=3), ("num_bits=3",)),
+    "AWQ for other kernels": ("awq", say(version="gemv"), ("version",)),
+}
+# The tensors of a linear layer that a format cannot do without.
+PARTS = {
+    "FP8_DYNAMIC": ("weight", "weight_scale"),
+    "W4A16_ASYM": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape"),
+    "fp8 in blocks": ("weight", "weight_scale_inv"),
+    "gptq": ("qweight", "qzeros", "scales"),
+    "awq": ("qweight", "qzeros", "scales"),
+}
+DAMAGED |= {
+    f"{scheme} without {part}": (scheme, drop(part), (f"{O_PROJ}.{part}",))
+    for scheme, parts in PARTS.items()
+    for part in parts
 }
 
 

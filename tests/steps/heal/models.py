@@ -12,6 +12,20 @@ from tests.support.dense_models import write_text, write_tokenizer
 from tests.support.misaligned_models import LAYERS, write_weights
 from vllm_gac.layout.dims import layout_of
 
+# 7 steps of 8 sequences.
+FAST: dict[str, Any] = {
+    "sequence_length": 32,
+    "batch_tokens": 256,
+    "tokens": 1792,
+    "learning_rate": 5e-3,
+}
+
+
+def flags(options: dict[str, Any]) -> list[Any]:
+    """The command line of a request's options."""
+    pairs = ((f"--{name.replace('_', '-')}", value) for name, value in options.items())
+    return [word for pair in pairs for word in pair]
+
 
 def compressed_config(**changes: Any) -> dict[str, Any]:
     """config.json of the compressed model."""

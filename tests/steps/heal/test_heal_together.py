@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.steps.heal.killed_heal import KILLED_AT
-from tests.steps.heal.models import write_all, write_near
+from tests.steps.heal.models import FAST, flags, write_all, write_near
 from tests.support.hub import files_of
 from vllm_gac.steps.heal.heal import heal
 from vllm_gac.steps.heal.request import HealRequest
@@ -20,28 +20,19 @@ from vllm_gac.steps.heal.request import HealRequest
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-# 7 steps of 8 sequences.
-FEW: dict[str, Any] = {
-    "sequence_length": 32,
-    "batch_tokens": 256,
-    "tokens": 1792,
-    "learning_rate": 5e-3,
-}
 
 
 def healed_by_two(
     directory: Path, out: str, *more: object, killed: int | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     code = ("-m", "tests.steps.heal.killed_heal" if killed else "vllm_gac")
-    given = [
-        item
-        for name, value in (FEW | options).items()
-        for item in (f"--{name.replace('_', '-')}", value)
-    ]
     texts = ("--teacher", directory / "teacher", "--text", directory / "text.txt")
     argv = [*TORCHRUN, *code, "heal", directory / "student", *texts, "--out", directory / out]
     return subprocess.run(
-        [str(item) for item in (*argv, "--device", "cpu", "--quiet", *given, *more)],
+        [
+            str(item)
+            for item in (*argv, "--device", "cpu", "--quiet", *flags(FAST | options), *more)
+        ],
         cwd=ROOT,
         env=os.environ
         | {"OMP_NUM_THREADS": "1", KILLED_AT: str(killed or ""), "PYTHONPATH": str(ROOT)},
@@ -63,7 +54,7 @@ def tensors(directory: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("train", ["full", "lora"])
 def test_two_processes_heal_as_one_does_and_go_on_after_a_kill(tmp_path: Path, train: Any) -> None:
     student, teacher, text = write_all(tmp_path)
-    request = HealRequest(train=train, **FEW)
+    request = HealRequest(train=train, **FAST)
     one = heal(student, teacher, [text], tmp_path / "one", request, progress=False)
     ran = healed_by_two(tmp_path, "two", "--json", train=train)
     assert ran.returncode == 0, ran.stderr[:3000]
