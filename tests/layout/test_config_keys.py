@@ -267,6 +267,11 @@ def test_an_unknown_parameter_of_rope_is_refused(key: str, spelling: str) -> Non
         layout_of(config(**{spelling: rope}))
 
 
+QWEN2: dict[str, Any] = {"model_type": "qwen2", "sliding_window": 64}
+WINDOWED: dict[str, Any] = QWEN2 | {"use_sliding_window": True}
+PHI3: dict[str, Any] = {"model_type": "phi3"}
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
@@ -292,6 +297,14 @@ def test_an_unknown_parameter_of_rope_is_refused(key: str, spelling: str) -> Non
         ({"rms_norm_eps": None}, "rms_norm_eps"),
         ({"use_cache": "yes"}, "use_cache"),
         ({"eos_token_id": "2"}, "eos_token_id.int"),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
+        (WINDOWED | {"max_window_layers": 1}, "sliding_window"),
+        (WINDOWED | {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
+        (QWEN2 | {"layer_types": ["sliding_attention"] * 2}, "layer_types"),
+        (PHI3 | {"rope_scaling": {"type": "longrope"}}, "rope_type"),
+        (PHI3 | {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type"),
+        (PHI3 | {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
+        (PHI3 | {"attention_bias": True}, "attention_bias"),
     ],
 )
 def test_keys_that_say_together_what_we_do_not_serve_are_refused(
@@ -299,9 +312,6 @@ def test_keys_that_say_together_what_we_do_not_serve_are_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=rf"config\.json: {key}: "):
         layout_of(config(**changes))
-
-
-QWEN2: dict[str, Any] = {"model_type": "qwen2", "sliding_window": 64}
 
 
 @pytest.mark.parametrize(
@@ -326,25 +336,6 @@ def test_the_window_of_a_qwen2_is_that_of_transformers(
     theirs = Qwen2Config.from_dict(raw)
     windowed = "sliding_attention" in theirs.layer_types and theirs.sliding_window
     assert (windowed or None) == expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
-        ({"use_sliding_window": True, "max_window_layers": 1}, "sliding_window"),
-        (
-            {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
-            "sliding_window",
-        ),
-        ({"layer_types": ["sliding_attention"] * 2}, "layer_types"),
-    ],
-)
-def test_windows_of_a_qwen2_that_are_not_served_are_refused(
-    changes: dict[str, Any], key: str
-) -> None:
-    with pytest.raises(CheckpointError, match=rf"config\.json: {key}: "):
-        layout_of(config(**QWEN2 | changes))
 
 
 def test_windows_of_all_layers_or_none_are_honoured() -> None:

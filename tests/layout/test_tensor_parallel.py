@@ -28,9 +28,10 @@ from vllm_gac.layout.tensor_parallel import (
 from vllm_gac.planning.planner import prior_plan
 from vllm_gac.planning.request import PlanRequest
 
+EVEN = layer(("rotary", 4, 64), (4, 64), 512)
 # There are few heads of every kind, so 2, 4 and 8 GPUs repeat some of them.
 FEW_HEADS = [
-    layer(("rotary", 4, 64), (4, 64), 512),
+    EVEN,
     layer(("rotary", 4, 64), (2, 64), 512),  # on 4 GPUs, as many value as key heads
     layer(("rotary", 2, 48), (1, 80), 512, {"self_attn.k_proj": 40, "self_attn.v_proj": 48}),
     layer(("latent", 2, 64), (2, 64), 512),  # with 4 GPUs, each latent rebuilds one head
@@ -89,37 +90,27 @@ def test_a_table_shared_by_all_heads_stays_one_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "tp", "message"),
+    ("layers", "heads", "tp", "message"),
     [
         (
-            {"query_heads": 4},
+            [EVEN, EVEN | {"query_heads": 4}],
+            8,
             8,
             r"--tensor-parallel-size 8: layer 1 .*query heads.*\b8\b",
         ),
+        ([EVEN, EVEN | {"intermediate_size": 500}], 8, 8, r"layer 1 .*intermediate_size.*\b512\b"),
         (
-            {"intermediate_size": 500},
-            8,
-            r"layer 1 .*intermediate_size.*\b512\b",
-        ),
-        (
-            {"query_heads": 12, "key": {"form": "rotary", "heads": 6, "size": 64}, "value":
-             {"heads": 6, "size": 64}},
+            [layer(("rotary", n, 64), (n, 64), 768, query_heads=12) for n in (12, 6)],
+            12,
             4,
             r"layer 1 .*key heads.*\b4\b",
         ),
     ],
     ids=["query heads", "width", "key heads"],
-)  # fmt: skip
+)
 def test_a_layout_that_cannot_be_split_is_refused_with_the_nearest_that_can(
-    change: dict[str, Any], tp: int, message: str
+    layers: list[dict[str, Any]], heads: int, tp: int, message: str
 ) -> None:
-    odd = {**layer(("rotary", 4, 64), (4, 64), 512), **change}
-    layers = [layer(("rotary", 4, 64), (4, 64), 512), odd]
-    heads = 12 if "key" in change else 8
-    if heads == 12:
-        layers[0] = {**odd, "key": {"form": "rotary", "heads": 12, "size": 64}}
-        layers[0]["value"] = {"heads": 12, "size": 64}
-        layers[0]["intermediate_size"] = odd["intermediate_size"] = 768
     with pytest.raises(CheckpointError, match=message):
         check_split(layout_with(layers, num_attention_heads=heads), tp)
 

@@ -11,7 +11,7 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.schema import HfConfig, validate
-from vllm_gac.planning.plan_file import dense_plan, exact_budget, planned_layout, read_plan
+from vllm_gac.planning.plan_file import exact_budget, read_plan
 from vllm_gac.planning.planner import prior_plan
 from vllm_gac.planning.request import PlanRequest
 
@@ -36,12 +36,6 @@ DEMO = {
     "vocab_size": 4096,
     "tie_word_embeddings": True,
 }
-
-
-def test_the_dense_plan_is_the_dense_layout(models: Models) -> None:
-    plan = dense_plan(models["demo"])
-    assert planned_layout(models["demo"], plan) == models["demo"].layout
-    assert plan.parameters.used == plan.parameters.allowed == plan.parameters.dense
 
 
 class TestReading:

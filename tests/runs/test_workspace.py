@@ -1,6 +1,7 @@
 """Only the run that made OUT.partial removes it. Directories that are not ours stay untouched."""
 
 import errno
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.dense_models import config, write, write_text
-from vllm_gac.checkpoint.atomic_files import write_json, write_tensors
+from tests.support.hub import files_of
+from vllm_gac.checkpoint.atomic_files import write_tensors
 from vllm_gac.errors import CheckpointError, DiskError, PlanError
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.runs.workspace import check_output, partial_of, workspace
@@ -56,61 +58,17 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def a_file(partial: Path) -> Path:
-    partial.mkdir()
-    (partial / "thesis.txt").write_text("years")
-    return partial / "thesis.txt"
-
-
-def a_file_beside_ours(partial: Path) -> Path:
-    write_json(prepared(partial), {"workspace": 2, "command": "repair", "run": {}})
-    (partial / "thesis.txt").write_text("years")
-    return partial / "thesis.txt"
-
-
-def another_tools_run(partial: Path) -> Path:
-    write_json(prepared(partial), {"model": "dense", "rate": 2})
-    return partial / "run.json"
-
-
-def another_release(partial: Path) -> Path:
-    write_json(prepared(partial), {"workspace": 1, "command": "repair", "run": {}})
-    return partial / "run.json"
-
-
-def a_model_without_a_run(partial: Path) -> Path:
-    (partial / "model").mkdir(parents=True)
-    (partial / "model" / "model.safetensors").write_bytes(b"months")
-    return partial / "model" / "model.safetensors"
-
-
-def a_link(partial: Path) -> Path:
-    elsewhere = partial.with_name("elsewhere")
-    partial.symlink_to(elsewhere)
-    return a_file(elsewhere)
-
-
-def no_directory(partial: Path) -> Path:
-    partial.write_text("years")
-    return partial
-
-
-def prepared(partial: Path) -> Path:
-    partial.mkdir()
-    return partial / "run.json"
-
-
-THEIRS: dict[str, Callable[[Path], Path]] = {
-    make.__name__: make
-    for make in (
-        a_file,
-        a_file_beside_ours,
-        another_tools_run,
-        another_release,
-        a_model_without_a_run,
-        a_link,
-        no_directory,
-    )
+OF_RUN = {"workspace": 2, "command": "repair", "run": {}}
+THESIS = {"thesis.txt": "years"}
+# Files of OUT.partial.
+THEIRS: dict[str, dict[str, str]] = {
+    "a file": THESIS,
+    "a file beside ours": {"run.json": json.dumps(OF_RUN)} | THESIS,
+    "another tool's run": {"run.json": '{"model": "dense", "rate": 2}'},
+    "another release's run": {"run.json": json.dumps(OF_RUN | {"workspace": 1})},
+    "a model without a run": {"model/model.safetensors": "months"},
+    "a link": THESIS,
+    "no directory": {"": "years"},
 }
 
 
@@ -118,16 +76,22 @@ THEIRS: dict[str, Callable[[Path], Path]] = {
 @pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("resume", [False, True])
 def test_what_is_not_ours_is_left_alone(theirs: str, exists: bool, resume: bool, out: Path) -> None:
-    kept = THEIRS[theirs](out.with_name("out.partial"))
-    before = kept.read_bytes()
+    partial = out.with_name("out.partial")
+    if theirs == "a link":
+        partial.symlink_to(out.with_name("elsewhere"))
+    for name, contents in THEIRS[theirs].items():
+        file = partial.resolve() / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(contents)
     if exists:
         out.mkdir()
+    before = files_of(out.parent)
     with pytest.raises(CheckpointError) as refusal:
         run(out, resume=resume)
     assert str(out) in str(refusal.value)
     if not exists:
         assert "out.partial: " in str(refusal.value)
-    assert kept.read_bytes() == before
+    assert files_of(out.parent) == before
 
 
 def test_work_of_another_command_is_not_continued(out: Path) -> None:
