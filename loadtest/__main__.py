@@ -69,6 +69,11 @@ def _parser() -> argparse.ArgumentParser:
         "--part", type=int, default=1, help="number of this part of a measurement in parts"
     )
     ab.add_argument("--port", type=int, help="of the first server (default: what the file says)")
+    ab.add_argument(
+        "--side-by-side",
+        action="store_true",
+        help="all servers of a repeat at the same time, each on GPUs of its own",
+    )
     ab.add_argument("--dry-run", action="store_true", help="only say what would run, and how long")
     _add_fail_on(ab)
     ab.set_defaults(step=_ab)
@@ -185,6 +190,8 @@ def _ab(options: argparse.Namespace) -> None:
         if not 1024 <= options.port <= 65000:
             raise LoadTestError(f"--port {options.port}: expected 1024 to 65000")
         comparison = comparison.model_copy(update={"port": options.port})
+    if options.side_by_side:
+        comparison = comparison.model_copy(update={"side_by_side": True})
     if options.dry_run:
         print(prediction(comparison))
         return

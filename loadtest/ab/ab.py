@@ -1,20 +1,26 @@
 """A/B runs: several servers take turns under the same schedules, in the order ABC BCA CAB ...
 
 Conditions drift: clocks, temperature, other users of the machine. So each server is first, second
-and third equally often. Each repeat has schedules of its own, which all servers get. Each turn
-starts a fresh server, warms it up, lets it climb one staircase of rates for each kind of traffic,
-and stops it, however the measurement ends. Ctrl-C writes the report of what there is.
+and third equally often. Side by side, the turns of a repeat are at the same time, each on GPUs of
+its own, and the order says who has which. Each repeat has schedules of its own, which all servers
+get. Each turn starts a fresh server, warms it up, lets it climb one staircase of rates for each
+kind of traffic, and stops it, however the measurement ends. Ctrl-C writes the report of what there
+is.
 """
 
 import contextlib
-import dataclasses
+import os
+import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from loadtest.ab.comparison_file import Comparison, Server, Traffic
+from loadtest.ab.comparison_file import Comparison, Traffic
 from loadtest.ab.measure import Staircase, Turn, climb, up
 from loadtest.ab.progress import Progress
 from loadtest.ab.server import Running
@@ -56,7 +62,7 @@ def run_comparison(
         report = out / "report.html"
         try:
             _measure(comparison, out, part, warmup, turns, seed)
-        except (KeyboardInterrupt, LoadTestError):
+        except (KeyboardInterrupt, SystemExit, LoadTestError):
             if runs := _complete(out):
                 _report(comparison, runs, report, gate)
                 print(f"stopped; what there is: {report}", flush=True)
@@ -74,28 +80,90 @@ def _measure(
     for repeat in range(1, comparison.repeats + 1):
         number = _number(part, repeat)
         staircases = _staircases(comparison, number, out, seed)
-        for server in _in_turn(comparison, part + repeat - 2):
-            turn = Turn(comparison, server, f"{server.label}-{number}", out)
-            if (done := turns.done(turn.name)) is not None:
-                progress.skip(turn.name)
-                runs += done
-                continue
-            progress.begin(turn.name)
-            mine: list[Path] = []
-            with up(turn, warmup) as running:
-                for staircase in staircases:
-                    mine += _climb(turn, running, staircase)
-                for traffic in comparison.traffic:
-                    before = [run for run in runs if read_info(run)["label"] == server.label]
-                    mine += _search(turn, running, traffic, [*before, *mine], number)
-            turns.end(turn.name, mine)
-            runs += mine
+        for together in _rounds(comparison, part + repeat - 2, number, out):
+            waiting = [turn for turn in together if turns.done(turn.name) is None]
+            progress.begin([turn.name for turn in together], [turn.name for turn in waiting])
+            _at_once(
+                [partial(_take, turn, warmup, staircases, tuple(runs), turns) for turn in waiting]
+            )
+            runs += [run for turn in together for run in turns.done(turn.name) or ()]
 
 
-def _in_turn(comparison: Comparison, shift: int) -> list[Server]:
-    """Whose turn it is, one after another. `shift` is who begins."""
-    turn = shift % len(comparison.servers)
-    return [*comparison.servers[turn:], *comparison.servers[:turn]]
+def _take(
+    turn: Turn,
+    warmup: Path,
+    staircases: Sequence[Staircase],
+    before: Sequence[Path],
+    turns: Turns,
+) -> None:
+    """Do a turn. `before` are the runs of the turns before it, of all servers."""
+    known = [run for run in before if read_info(run)["label"] == turn.server.label]
+    with up(turn, warmup) as running:
+        mine = [run for staircase in staircases for run in _climb(turn, running, staircase)]
+        for traffic in turn.comparison.traffic:
+            mine += _search(turn, running, traffic, [*known, *mine])
+    turns.end(turn.name, mine)
+
+
+def _rounds(comparison: Comparison, shift: int, number: str, out: Path) -> list[list[Turn]]:
+    """The turns of a repeat, in the order in which servers begin; those of a list are at once.
+
+    Args:
+        comparison: What to run.
+        shift: Who begins.
+        number: Of the repeat.
+        out: The directory of the comparison.
+
+    Raises LoadTestError if there are too few GPUs for servers side by side, or one names its own.
+    """
+    first = shift % len(comparison.servers)
+    servers = [*comparison.servers[first:], *comparison.servers[:first]]
+    turns = [Turn(comparison, server, number, out) for server in servers]
+    if not comparison.side_by_side:
+        return [[turn] for turn in turns]
+    wanted = [0 if server.url else server.gpus for server in servers]
+    if named := [s.label for s in servers if "CUDA_VISIBLE_DEVICES" in s.environment]:
+        raise LoadTestError(
+            f"{named[0]}: its environment has CUDA_VISIBLE_DEVICES, which servers side by side are "
+            "given in turn; leave it out"
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [f"{number}" for number in range(sum(wanted))]
+    if len(gpus) < sum(wanted):
+        raise LoadTestError(
+            f"CUDA_VISIBLE_DEVICES={visible}: expected {sum(wanted)} GPUs, one or more for each "
+            "server side by side; name more, or let the servers take turns"
+        )
+    ends = accumulate(wanted)
+    return [
+        [
+            replace(turn, place=place, gpus=",".join(gpus[end - count : end]) if count else None)
+            for place, (turn, count, end) in enumerate(zip(turns, wanted, ends, strict=True))
+        ]
+    ]
+
+
+def _at_once(what: Sequence[Callable[[], None]]) -> None:
+    """Do all at the same time. Raises the first error when the others have ended, too."""
+    if len(what) == 1:
+        what[0]()
+        return
+    errors: list[Exception] = []
+
+    def guarded(one: Callable[[], None]) -> None:
+        try:
+            one()
+        except Exception as error:
+            errors.append(error)
+
+    # Ctrl-C reaches this thread alone. The others end with the process, and their servers with it.
+    threads = [threading.Thread(target=guarded, args=(one,), daemon=True) for one in what]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _climb(turn: Turn, running: Running, staircase: Staircase) -> list[Path]:
@@ -108,16 +176,16 @@ def _climb(turn: Turn, running: Running, staircase: Staircase) -> list[Path]:
     bad = [number for number, run in enumerate(runs) if not load_run(run).verdict.valid]
     if not bad:
         return runs
-    print("  the client did not keep up: once more", flush=True)
+    print(f"  {turn.name}: the client did not keep up: once more", flush=True)
     whole = turn.out / f"{turn.name}-{staircase.name}-again.jsonl"
     steps = tuple(
-        dataclasses.replace(staircase.steps[number], begin=place * staircase.traffic.step)
+        replace(staircase.steps[number], begin=place * staircase.traffic.step)
         for place, number in enumerate(bad)
     )
     write_staircase(steps, zlib.crc32(whole.stem.encode()), whole)
     names = tuple(f"{staircase.names[number]}-again" for number in bad)
     name = f"{staircase.name}-again"
-    again = dataclasses.replace(staircase, name=name, schedule=whole, steps=steps, names=names)
+    again = replace(staircase, name=name, schedule=whole, steps=steps, names=names)
     return [*runs, *climb(turn, running, again)]
 
 
@@ -169,9 +237,7 @@ def _step(traffic: Traffic, rate: float, begin: float, number: str, out: Path) -
     return Step(file, begin, (traffic.settle, traffic.settle + traffic.duration))
 
 
-def _search(
-    turn: Turn, running: Running, traffic: Traffic, before: Sequence[Path], number: str
-) -> list[Path]:
+def _search(turn: Turn, running: Running, traffic: Traffic, before: Sequence[Path]) -> list[Path]:
     """Test rates near the server's capacity until its limits are narrow. Returns the new runs."""
     if traffic.search is None:
         return []
@@ -185,7 +251,7 @@ def _search(
         low, high, rate = known.rate.low, known.rate.high, known.next_rate
         print(f"  capacity of {turn.server.label}: {low:.3g} to {high:.3g} requests/s", flush=True)
         label = f"search-{place + 1}"
-        step = _step(traffic, rate, 0.0, f"{number}-{label}", turn.out)
+        step = _step(traffic, rate, 0.0, f"{turn.number}-{label}", turn.out)
         whole = turn.out / f"{turn.name}-{traffic.name}-{label}.jsonl"
         write_staircase([step], zlib.crc32(whole.stem.encode()), whole)
         run = f"{traffic.name}-{rate:g}-per-second-{label}"
@@ -201,5 +267,5 @@ def _warmup(comparison: Comparison, out: Path) -> Path:
     schedule = first.schedule(first.rates[0], comparison.warmup, _WARMUP_SEED)
     requests = tuple(request.model_copy(update={"body": {}}) for request in schedule.requests)
     path = out / "warmup.jsonl"
-    write_schedule(dataclasses.replace(schedule, requests=requests), path)
+    write_schedule(replace(schedule, requests=requests), path)
     return path

@@ -129,6 +129,7 @@ class Comparison(_Strict):
     """An A/B file.
 
     `warmup` seconds of traffic go to each server when it has started, and do not count.
+    `side_by_side` lets all servers of a repeat run at the same time, each on GPUs of its own.
     """
 
     title: str
@@ -136,6 +137,7 @@ class Comparison(_Strict):
     servers: Annotated[list[Server], Field(min_length=1, max_length=16)]
     baseline: str
     repeats: Annotated[int, Field(strict=True, ge=1, le=MAX_REPEATS)] = 3
+    side_by_side: bool = False
     warmup: Seconds = 10.0
     processes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
     port: Annotated[int, Field(strict=True, ge=1024, le=65000)] = 8100
@@ -143,10 +145,9 @@ class Comparison(_Strict):
     drain: Seconds = 120.0
 
     @property
-    def seconds(self) -> float:
-        """Seconds of traffic of all turns, at most."""
-        turn = sum(traffic.seconds for traffic in self.traffic)
-        return self.repeats * len(self.servers) * turn
+    def rounds(self) -> int:
+        """How many turns there are one after another."""
+        return self.repeats * (1 if self.side_by_side else len(self.servers))
 
 
 def target_of(server: Server, base_url: str) -> Target:

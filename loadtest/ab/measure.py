@@ -37,17 +37,35 @@ class Staircase:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The turn `name` of a server. `out` is the directory of the comparison."""
+    """The turn of a server in the repeat `number`.
+
+    Attributes:
+        out: The directory of the comparison.
+        place: Among the turns that run at the same time.
+        gpus: The GPUs that it has to itself, as CUDA_VISIBLE_DEVICES; None: it sees all.
+    """
 
     comparison: Comparison
     server: Server
-    name: str
+    number: str
     out: Path
+    place: int = 0
+    gpus: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What names its files."""
+        return f"{self.server.label}-{self.number}"
+
+    @property
+    def port(self) -> int:
+        """Where a server that is started listens."""
+        return self.comparison.port + self.place
 
     @property
     def target(self) -> Target:
         """Where the client sends its requests."""
-        url = self.server.url or f"http://127.0.0.1:{self.comparison.port}"
+        url = self.server.url or f"http://127.0.0.1:{self.port}"
         return target_of(self.server, url.rstrip("/"))
 
     @property
@@ -55,7 +73,13 @@ class Turn:
         """What starts the server."""
         if self.server.command is None:
             return f"(runs at {self.server.url})"
-        return self.server.command.replace("{port}", str(self.comparison.port))
+        return self.server.command.replace("{port}", str(self.port))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the server is started with."""
+        gpus = {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": self.gpus}
+        return self.server.environment | gpus
 
 
 @contextlib.contextmanager
@@ -72,7 +96,7 @@ def up(turn: Turn, warmup: Path) -> Iterator[Running]:
             command, url = shlex.split(turn.command), turn.target.base_url
             print(f"starting {turn.name}: {shlex.join(command)}", flush=True)
             running = stack.enter_context(
-                running_server(command, server.environment, url, log, patience)
+                running_server(command, turn.environment, url, log, patience)
             )
         _locust(turn, running, warmup, turn.out / "warmups" / turn.name)
         yield running
@@ -112,6 +136,7 @@ def climb(turn: Turn, running: Running, staircase: Staircase) -> list[Path]:
     about = {
         "server_command": turn.command,
         "gpus": turn.server.gpus,
+        "side_by_side": None if turn.server.url else turn.comparison.side_by_side,
         "start": name_of_start(turn, running),
         "search": staircase.search,
     }
@@ -161,7 +186,7 @@ def _locust(turn: Turn, running: Running, schedule: Path, directory: Path) -> No
             time.sleep(0.1)
     said = log.read_text(encoding="utf-8", errors="replace").splitlines()
     verdict = next((line for line in said if line.startswith(("VALID", "INVALID", FAILED))), "")
-    print(f"  {schedule.stem}: {verdict}", flush=True)
+    print(f"  {turn.name}, {schedule.stem}: {verdict}", flush=True)
     if verdict.startswith(FAILED):
         raise LoadTestError(f"{server.label}: {verdict}; {end_of(running.log)}")
     if status not in (0, INVALID):

@@ -1,6 +1,7 @@
 """How long a comparison takes: before it runs, and while it does."""
 
 import time
+from collections.abc import Sequence
 
 from loadtest.ab.comparison_file import Comparison
 
@@ -20,12 +21,13 @@ def prediction(comparison: Comparison) -> str:
             f"{traffic.name} at {rates}/s{more}: {servers} servers x {repeats} repeats, "
             f"{seconds:g} s of traffic"
         )
-    clients = servers * repeats * sum(traffic.staircases for traffic in comparison.traffic)
-    minutes = (comparison.seconds + clients * _CLIENT_SECONDS) / 60
+    turn = sum(t.seconds + t.staircases * _CLIENT_SECONDS for t in comparison.traffic)
+    minutes = comparison.rounds * turn / 60
     own = sum(server.url is None or server.restart is not None for server in comparison.servers)
     starts = f"{own * repeats} starts of a server"
     if own < servers:
         starts += f", none of the {servers - own} that nobody restarts,"
+    starts += ", all of a repeat at once," if comparison.side_by_side else ""
     lines.append(f"about {minutes:.0f} min, and {starts} with {comparison.warmup:g} s of warm-up")
     return "\n".join(lines)
 
@@ -34,20 +36,17 @@ class Progress:
     """Says whose turn it is, and how much time is left."""
 
     def __init__(self, comparison: Comparison) -> None:
-        self._turns = comparison.repeats * len(comparison.servers)
-        self._seconds = comparison.seconds / self._turns  # of traffic in a turn, at most
+        self._turns = comparison.rounds
+        self._seconds = sum(traffic.seconds for traffic in comparison.traffic)  # a turn, at most
         self._begun, self._skipped, self._start = 0, 0, time.monotonic()
 
-    def begin(self, name: str) -> None:
-        """A turn begins."""
+    def begin(self, names: Sequence[str], waiting: Sequence[str]) -> None:
+        """Turns begin that are at the same time; those that do not wait were measured before."""
         measured = self._begun - self._skipped
         spent = (time.monotonic() - self._start) / measured if measured else 0.0
         left = (self._turns - self._begun) * max(spent, self._seconds) / 60
         self._begun += 1
-        print(f"{name}: turn {self._begun} of {self._turns}, {left:.0f} min left", flush=True)
-
-    def skip(self, name: str) -> None:
-        """A turn was measured before."""
-        self._begun += 1
-        self._skipped += 1
-        print(f"{name}: is there already", flush=True)
+        self._skipped += not waiting
+        for name in names:
+            place = f"turn {self._begun} of {self._turns}, {left:.0f} min left"
+            print(f"{name}: {place if name in waiting else 'is there already'}", flush=True)

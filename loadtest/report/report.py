@@ -37,6 +37,15 @@ from vllm_gac.checkpoint.atomic_files import write_text
 _FEW_BLOCKS = 9
 _WITHIN = 0.05  # what a ratio should be known within
 _FROZEN = 0.1  # seconds
+_SIDE_BY_SIDE = (
+    "Under the same requests, all servers of a repeat ran at the same time, each alone on its GPUs "
+    "with its whole cache and with client processes of its own. From repeat to repeat they change "
+    "GPUs, so neither the hour nor the GPU favours one."
+)
+_IN_TURN = (
+    "Under the same requests, the servers of a repeat ran one after the other, each alone with its "
+    "whole cache. From repeat to repeat another one begins, so the hour favours none."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,14 @@ class Report:
         if not self.valid:
             return ["No run is valid, so nothing is concluded"]
         return conclusion(self.groups, self.summaries, self.comparisons, self.capacities)
+
+    @property
+    def fairness(self) -> str:
+        """What makes the servers of `ab` comparable; empty if it started not all of them."""
+        how = {run.info.get("side_by_side") for run in self.runs}
+        if not self.comparisons or len(how) > 1 or None in how:
+            return ""
+        return _SIDE_BY_SIDE if True in how else _IN_TURN
 
     @property
     def valid(self) -> bool:
@@ -318,6 +335,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "title": report.title,
         "valid": report.valid,
         "conclusion": " ".join(f"{line}." for line in report.conclusion),
+        "fairness": report.fairness,
         "fails": {
             "invalid": [
                 f"{run.directory.name} is INVALID: {run.verdict.reasons[0]}"

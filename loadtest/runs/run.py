@@ -49,6 +49,7 @@ class _Info(BaseModel):
     hardware: dict[str, str] = Field(default_factory=dict)
     gpus: Annotated[int, Field(ge=1)] = 1
     start: str = ""  # names the start of the server that answered
+    side_by_side: bool | None = None  # how `ab` ran the servers that it started
     window: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
 
 

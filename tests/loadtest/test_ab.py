@@ -14,7 +14,7 @@ from loadtest.errors import LoadTestError
 pytest.importorskip("matplotlib")
 
 from loadtest.ab import ab
-from loadtest.ab.ab import _in_turn, _staircases, _warmup, run_comparison
+from loadtest.ab.ab import _at_once, _rounds, _staircases, _warmup, run_comparison
 from loadtest.ab.comparison_file import Server, load_comparison
 from loadtest.ab.measure import Staircase, Turn, name_of_start, up
 from loadtest.ab.progress import prediction
@@ -119,8 +119,45 @@ def test_a_prediction_counts_every_turn(tmp_path: Path) -> None:
 
 def test_who_begins_differs_between_repeats_and_parts(tmp_path: Path) -> None:
     comparison = load_comparison(written(tmp_path))
-    orders = [[server.label for server in _in_turn(comparison, shift)] for shift in range(3)]
-    assert orders == [["slow", "fast"], ["fast", "slow"], ["slow", "fast"]]
+    orders = [
+        [turn.name for (turn,) in _rounds(comparison, shift, "1", tmp_path)] for shift in range(3)
+    ]
+    assert orders == [["slow-1", "fast-1"], ["fast-1", "slow-1"], ["slow-1", "fast-1"]]
+
+
+def test_servers_side_by_side_change_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    text = TEXT.replace("label: slow,", "label: slow, gpus: 2,")
+    text = f"side_by_side: true\n{text}" + REMOTE.format("url: 'http://h'")
+    comparison = load_comparison(written(tmp_path, text))
+    assert "about 2 min" in prediction(comparison)
+
+    def gpus(shift: int) -> dict[str, str | None]:
+        ((*turns,),) = _rounds(comparison, shift, "1", tmp_path)
+        assert [turn.port for turn in turns] == [8100, 8101, 8102]
+        return {t.server.label: t.environment.get("CUDA_VISIBLE_DEVICES") for t in turns}
+
+    assert gpus(0) == {"slow": "0,1", "fast": "2", "there": None}
+    assert gpus(1) == {"fast": "0", "there": None, "slow": "1,2"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+    assert gpus(0) == {"slow": "3,5", "fast": "7", "there": None}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    with pytest.raises(LoadTestError, match="CUDA_VISIBLE_DEVICES=3,5"):
+        gpus(0)
+    own = text.replace("label: fast,", "label: fast, environment: {{CUDA_VISIBLE_DEVICES: '1'}},")
+    with pytest.raises(LoadTestError, match=r"fast: .*CUDA_VISIBLE_DEVICES"):
+        _rounds(load_comparison(written(tmp_path, own)), 0, "1", tmp_path)
+
+
+def test_an_error_beside_others_waits_for_them() -> None:
+    done: list[str] = []
+
+    def fails() -> None:
+        raise LoadTestError("mine")
+
+    with pytest.raises(LoadTestError, match="mine"):
+        _at_once([fails, lambda: done.append("other")])
+    assert done == ["other"]
 
 
 def test_ctrl_c_reports_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +181,7 @@ def test_a_start_is_one_even_if_the_comparison_goes_on_later(tmp_path: Path) -> 
     comparison = load_comparison(written(tmp_path))
     (slow, _) = comparison.servers
     names = [
-        name_of_start(
-            Turn(comparison, slow, "slow-1", tmp_path), Running(None, "", None, 0.0, since)
-        )
+        name_of_start(Turn(comparison, slow, "1", tmp_path), Running(None, "", None, 0.0, since))
         for since in (1.0, 1.0, 2.0)
     ]
     assert names[0] == names[1] != names[2]
@@ -157,9 +192,7 @@ def test_a_start_is_one_even_if_the_comparison_goes_on_later(tmp_path: Path) -> 
 
     with scripted(metrics) as url:
         there = Server(label="there", model="m", url=url)
-        name = name_of_start(
-            Turn(comparison, there, "there-1", tmp_path), Running(None, url, None, 0.0)
-        )
+        name = name_of_start(Turn(comparison, there, "1", tmp_path), Running(None, url, None, 0.0))
     assert name == f"{url} since 1700000000"
 
 
@@ -171,14 +204,12 @@ def test_a_server_elsewhere_that_is_restarted_has_a_start_each_turn(tmp_path: Pa
     for turn in (1, 2):
         with (
             pytest.raises(LoadTestError, match=str(there.url)),  # nothing is there
-            up(Turn(comparison, there, f"there-{turn}", tmp_path), tmp_path / "w.jsonl"),
+            up(Turn(comparison, there, f"{turn}", tmp_path), tmp_path / "w.jsonl"),
         ):
             pass
     assert (tmp_path / "told").read_text() == "again\nagain\n"
     names = [
-        name_of_start(
-            Turn(comparison, there, "there-1", tmp_path), Running(None, "", None, 0.0, since)
-        )
+        name_of_start(Turn(comparison, there, "1", tmp_path), Running(None, "", None, 0.0, since))
         for since in (1.0, 2.0)
     ]
     assert names[0] != names[1]
@@ -186,7 +217,7 @@ def test_a_server_elsewhere_that_is_restarted_has_a_start_each_turn(tmp_path: Pa
     failing = there.model_copy(update={"restart": "sh -c 'exit 3'"})
     with (
         pytest.raises(LoadTestError, match=r"restart: .*3"),
-        up(Turn(comparison, failing, "there-3", tmp_path), tmp_path / "w.jsonl"),
+        up(Turn(comparison, failing, "3", tmp_path), tmp_path / "w.jsonl"),
     ):
         pass
 
@@ -258,7 +289,7 @@ def test_steps_whose_client_did_not_keep_up_are_repeated_once(
         ]
 
     monkeypatch.setattr(ab, "climb", climb)
-    runs = ab._climb(Turn(comparison, comparison.servers[0], "slow-1", tmp_path), None, first)  # type: ignore[arg-type]
+    runs = ab._climb(Turn(comparison, comparison.servers[0], "1", tmp_path), None, first)  # type: ignore[arg-type]
     assert [run.name for run in runs] == [
         "smoke-5-per-second",
         "smoke-8-per-second",
@@ -354,7 +385,7 @@ def test_servers_that_run_elsewhere_are_compared_and_the_same_directory_goes_on(
 ) -> None:
     path, out = tmp_path / "ab.yaml", tmp_path / "out"
     text = (
-        "title: x\nbaseline: slow\nrepeats: 1\nwarmup: 1\nservers:\n"
+        "title: x\nbaseline: slow\nrepeats: 1\nwarmup: 1\nside_by_side: true\nservers:\n"
         "{}traffic: [{{scenario: smoke, rates: [5], duration: 2, settle: 0, tail: 0,\n"
         "  search: {{steps: 1}}}}]\n"
     )
@@ -375,9 +406,10 @@ def test_servers_that_run_elsewhere_are_compared_and_the_same_directory_goes_on(
         run_comparison(load_comparison(path), out)
     said = capsys.readouterr().out
     assert "slow-1: is there already" in said
-    assert "fast-1: turn 2 of 2" in said
+    assert "fast-1: turn 1 of 1" in said
     assert (out / "stopped-1" / "runs" / "fast-1-smoke-5-per-second" / "run.json").exists()
     again = json.loads((out / "report.json").read_text())
+    assert again["fairness"] == ""  # who knows what else runs there
     # Repeats of a run whose client did not keep up are beside what everybody has.
     made = [run["directory"] for run in again["runs"] if "again" not in run["directory"]]
     assert {name for name in made if "search" not in name} == {

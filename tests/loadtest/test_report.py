@@ -41,6 +41,23 @@ def test_the_page_stands_alone_and_the_numbers_are_in_both_files(
     assert content["runs"][0]["health"][0]["cpu"] == 0.3
 
 
+@pytest.mark.parametrize(
+    ("how", "said"), [(True, "at the same time"), (False, "one after the other"), (None, "")]
+)
+def test_the_page_says_what_makes_it_fair(
+    how: bool | None, said: str, runs: list[Path], tmp_path: Path
+) -> None:
+    read = [load_run(run) for run in runs]
+    for run in read[:-1]:
+        run.info["side_by_side"] = how
+    mixed = build_report(read, ReportOptions(baseline="dense"))
+    assert mixed.fairness == ""
+    read[-1].info["side_by_side"] = how
+    report = build_report(read, ReportOptions(baseline="dense"))
+    assert said in report.fairness
+    assert bool(said) == bool(report.fairness)
+
+
 def content_of(out: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
     return content
