@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
+from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, SCALED, config
 from vllm_gac.alignment.zero_padding import padded_tensors
 from vllm_gac.compression.reference_model import logits, reference_of
+from vllm_gac.layout import families as known
 from vllm_gac.layout.dims import LINEARS, ModelLayout, layout_of
 from vllm_gac.layout.schema import HfConfig, validate
 
@@ -60,6 +61,7 @@ class RandomModel:
 FAMILIES: list[dict[str, Any]] = [
     {"model_type": "llama"},
     {"model_type": "mistral", "sliding_window": 5},
+    {"model_type": "ministral3"},
     {"model_type": "qwen2"},
     {"model_type": "qwen3"},
     {"model_type": "qwen3_moe"},
@@ -124,14 +126,16 @@ def models(draw: st.DrawFn) -> RandomModel:
     """A model with random layers, and random values of all attributes that the reference knows."""
     head_dim = draw(st.sampled_from([6, 10, 16, 18]))
     family = draw(st.sampled_from(FAMILIES))
-    # A Phi-4 has default RoPE, and neither it nor one with normed keys has biases of attention.
+    # A Phi-4 has default RoPE.
     other_ropes = [] if family["model_type"] == "phi3" else [LINEAR_ROPE, LLAMA3_ROPE]
+    scaled = {**SCALED, "original_max_position_embeddings": 4}
     biased = draw(st.booleans())
     raw = gac_config(
         [draw(layers(head_dim, family)) for _ in range(LAYERS)],
         head_dim,
-        rope_parameters=draw(st.sampled_from([DEFAULT_ROPE, *other_ropes])),
-        attention_bias=biased and family["model_type"] not in (*NORMED, "phi3"),
+        rope_parameters=draw(st.sampled_from([DEFAULT_ROPE, *other_ropes]))
+        | (scaled if family["model_type"] == "ministral3" else {}),
+        attention_bias=biased and known.FAMILIES[family["model_type"]].qkv_bias is not False,
         mlp_bias=draw(st.booleans()),
         tie_word_embeddings=draw(st.booleans()),
         **family,

@@ -48,6 +48,7 @@ FORMS = {
 }
 FORMS_OF = dict.fromkeys(FAMILIES, ("all",)) | {
     "qwen2": ("selected pairs", "all"),  # whose biases have pairs, too
+    "ministral3": ("selected pairs", "one latent for two", "all"),
     "phi3": tuple(name for name in FORMS if name != "few pairs"),
     "qwen3": ("selected pairs", "latent", "prune", "lowrank", "all"),
     "qwen3_moe": ("selected pairs", "few pairs", "latent"),

@@ -8,6 +8,7 @@ import torch
 from tests.support.dense_models import (
     LINEAR_ROPE,
     LLAMA3_ROPE,
+    SCALED,
     YARN_ROPE,
     config,
     in_transformers,
@@ -70,6 +71,12 @@ MODELS = {
         "norm_topk_prob": False,
     },
     "mistral without a window": {"model_type": "mistral", "sliding_window": None},
+    "ministral3": {"model_type": "ministral3"},
+    "ministral3, yarn, window": {
+        "model_type": "ministral3",
+        "rope_parameters": YARN_ROPE | SCALED | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        "sliding_window": 24,
+    },
     "phi3": {"model_type": "phi3"},
     "phi3, tied, window, mha": {
         "model_type": "phi3",

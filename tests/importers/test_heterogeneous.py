@@ -12,7 +12,7 @@ from vllm_gac.layout.families import FAMILIES
 from vllm_gac.steps.inspect import inspect
 from vllm_gac.steps.verify import verify
 
-RAW = config(num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3)
+RAW = config(num_hidden_layers=3)
 SKIPS: list[Dims] = [{"skip": ["attention"]}, {"skip": ["mlp"]}, {"intermediate_size": 80}]
 LAYERS: list[Dims] = [
     {"intermediate_size": 37, "num_key_value_heads": 1},
@@ -96,7 +96,7 @@ def test_block_configs(model_type: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", [x for x, f in FAMILIES.items() if not f.has_experts])
 def test_puzzletron_of_every_family(model_type: str, tmp_path: Path) -> None:
     """As NVIDIA's Model-Optimizer writes it, with the keys that its vLLM fork wants."""
-    raw = RAW | {"model_type": model_type, "pad_token_id": None}
+    raw = config(num_hidden_layers=3, model_type=model_type, pad_token_id=None)
     precision = {"sparsify": None, "weights_precision": "bf16", "replace_with_linear": False}
     attention, ffn = {"llama4": None, "mamba": None, **precision}, {"moe": None, **precision}
     heads = {"no_op": False, "num_key_value_heads": 1}, {"no_op": True, "num_key_value_heads": None}

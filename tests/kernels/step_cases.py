@@ -10,9 +10,11 @@ from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
 from vllm_gac.kernels.torch_reference import write_cache as write_cache_in_torch
 from vllm_gac.layout.cache_geometry import CacheGeometry
-from vllm_gac.layout.rope import cos_sin, rotate
+from vllm_gac.layout.rope import cos_sin, of_queries, rotate
+from vllm_gac.layout.schema import RopeParameters
 
 BLOCKS = 9
+SCALED = RopeParameters(llama_4_scaling_beta=0.3, original_max_position_embeddings=700)
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Case:
     key: torch.Tensor
     value: torch.Tensor
     cache: CacheTarget | None
+    rope: RopeParameters
 
 
 def random_case(seed: int, device: str) -> Case:
@@ -76,6 +79,7 @@ def random_case(seed: int, device: str) -> Case:
         key=key,
         value=value,
         cache=cache,
+        rope=rng.choice([RopeParameters(), SCALED]),
     )
 
 
@@ -85,7 +89,9 @@ def check_rotation(case: Case) -> None:
     cos, sin = cos_sin(case.positions, case.inv_freq)
     tables = cos.shape[1]
     shape = (tokens, tables, g.query_heads // tables, g.query_size)
-    query = rotate(case.query.reshape(shape), cos[:, :, None], sin[:, :, None]).flatten(1)
+    query_cos, query_sin = of_queries(case.positions, cos, sin, case.rope)
+    query = case.query.reshape(shape)
+    query = rotate(query, query_cos[:, :, None], query_sin[:, :, None]).flatten(1)
     key = case.key
     if not case.latent:
         key = rotate(key.reshape(tokens, g.key_heads, g.key_size), cos, sin).flatten(1)
@@ -98,6 +104,7 @@ def check_rotation(case: Case) -> None:
         g,
         case.latent,
         case.cache,
+        case.rope,
     )
     _assert_close(got_query, query)
     _assert_close(got_key, key)

@@ -24,6 +24,7 @@ from tests.kernels.no_gpu import (
     scales_of,
 )
 from tests.kernels.sass import unwritten_registers
+from tests.kernels.step_cases import SCALED
 from vllm_gac.errors import GacError
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.copy_columns import copy_columns
@@ -37,6 +38,7 @@ from vllm_gac.kernels.skinny_gemm.launch import gated_linears, linears
 from vllm_gac.kernels.skinny_gemm.tiling import Tiling, faster_than_cublas
 from vllm_gac.kernels.swiglu import swiglu_linear
 from vllm_gac.layout.cache_geometry import CacheGeometry
+from vllm_gac.layout.schema import RopeParameters
 
 GPUS = [(8, 0), (8, 9), HOPPER, (10, 0), (12, 0)]  # A100, Ada, Hopper, B200, RTX 50
 
@@ -113,6 +115,7 @@ def launch_the_others(kind: DecodeKind) -> None:
         g,
         latent is not None,
         target,
+        RopeParameters() if latent is None else SCALED,
     )
     keys, values = cache.split([g.key_width, g.value_size], dim=-1)
     table, starts = torch.zeros(1, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)

@@ -14,7 +14,7 @@ import vllm
 from vllm.model_executor.models.registry import _TEXT_GENERATION_MODELS
 
 from tests.serving.models import HETEROGENEOUS, layout_with
-from tests.support.dense_models import config
+from tests.support.dense_models import SCALED, config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.config_keys import REFUSED, REFUSED_IN_ROPE
 from vllm_gac.layout.dims import layout_of
@@ -51,6 +51,7 @@ HONOURED = {
     "hidden_size": "",
     "intermediate_size": "of the dense model",
     "layer_types": "one for all layers, or refused",
+    "llama_4_scaling": "of Ministral 3: agrees with rope_parameters, or refused",
     "max_position_embeddings": "",
     "mlp_only_layers": "of mixtures of experts: none, or refused",
     "moe_intermediate_size": "of mixtures of experts",
@@ -244,7 +245,6 @@ AT_WORK: dict[str, Any] = {
     "is_mm_prefix_lm": True,
     "logit_scale": 0.5,
     "qk_norm": True,
-    "llama_4_scaling": {"beta": 0.1, "original_max_position_embeddings": 8192},
 }
 
 
@@ -270,6 +270,8 @@ def test_an_unknown_parameter_of_rope_is_refused(key: str, spelling: str) -> Non
 QWEN2: dict[str, Any] = {"model_type": "qwen2", "sliding_window": 64}
 WINDOWED: dict[str, Any] = QWEN2 | {"use_sliding_window": True}
 PHI3: dict[str, Any] = {"model_type": "phi3"}
+MINISTRAL: dict[str, Any] = {"model_type": "ministral3"}
+SAID = {"beta": 0.5, "original_max_position_embeddings": 16}  # as vLLM spells it
 
 
 @pytest.mark.parametrize(
@@ -305,6 +307,12 @@ PHI3: dict[str, Any] = {"model_type": "phi3"}
         (PHI3 | {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type"),
         (PHI3 | {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
         (PHI3 | {"attention_bias": True}, "attention_bias"),
+        ({"rope_parameters": SCALED}, "llama_4_scaling_beta"),
+        ({"llama_4_scaling": SAID}, "llama_4_scaling_beta"),
+        (MINISTRAL | {"rope_parameters": None}, "llama_4_scaling_beta"),
+        (MINISTRAL | {"llama_4_scaling": SAID | {"beta": 1}}, "llama_4_scaling_beta"),
+        (MINISTRAL | {"llama_4_scaling": True}, "llama_4_scaling"),
+        (MINISTRAL | {"rope_parameters": {"llama_4_scaling_beta": 0.5}}, "rope"),
     ],
 )
 def test_keys_that_say_together_what_we_do_not_serve_are_refused(
@@ -355,3 +363,4 @@ def test_the_demo_and_what_transformers_writes_are_served() -> None:
     for model_type in FAMILIES:
         made = CONFIG_MAPPING[model_type]()
         layout_of(json.loads(made.to_json_string(use_diff=False)))
+    layout_of(config(**MINISTRAL, llama_4_scaling=SAID))

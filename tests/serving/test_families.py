@@ -9,6 +9,7 @@ import pytest
 from tests.serving.agreement import assert_agrees
 from tests.serving.engines import each_in_engine_process, served
 from tests.support.dense_models import (
+    SCALED,
     YARN_ROPE,
     config,
     in_transformers,
@@ -27,6 +28,13 @@ CACHE_BYTES = 1 << 30
 FAMILY: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 32},
     "mistral": {"head_dim": 32, "sliding_window": 48},
+    "ministral3": {
+        "head_dim": 32,
+        # vLLM's table ends after `factor` contexts.
+        "rope_parameters": YARN_ROPE
+        | SCALED
+        | {"factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
     "qwen2": {"head_dim": 32, "num_key_value_heads": 1, "tie_word_embeddings": True},
     "qwen2 with a window": {
         "head_dim": 32,

@@ -26,6 +26,7 @@ YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+SCALED = {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 16}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 
@@ -50,6 +51,8 @@ def config(**changes: Any) -> dict[str, Any]:
     }
     if changes.get("model_type") == "phi3":
         raw["pad_token_id"] = None  # else it is 32000, which is beyond the vocabulary
+    if changes.get("model_type") == "ministral3":
+        raw["rope_parameters"] |= SCALED
     if changes.get("model_type") == "qwen3_moe":
         raw |= {
             "num_experts": 8,

@@ -17,8 +17,8 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.qk_norm import norm_heads, norm_latents
-from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
-from vllm_gac.layout.schema import Experts, HfConfig
+from vllm_gac.layout.rope import cos_sin, inverse_frequencies, of_queries, rotate
+from vllm_gac.layout.schema import Experts, HfConfig, RopeParameters
 
 Tensor: TypeAlias = torch.Tensor
 # Called with a linear's name, e.g. "self_attn.o_proj", and its input [batch, tokens, in] or its
@@ -27,6 +27,7 @@ Observe: TypeAlias = Callable[[str, Tensor], None]
 # Tokens of a batch, about.
 BATCH = 4096
 _CPU = torch.device("cpu")
+_DEFAULT_ROPE = RopeParameters()
 
 
 def ignore(name: str, x: Tensor) -> None:
@@ -37,8 +38,9 @@ def ignore(name: str, x: Tensor) -> None:
 class Reference:
     """A model without its weights: its layout, and the few other numbers that it needs.
 
-    `inv_freq` [head_dim / 2] holds the RoPE frequencies of layers without their own table. A pass
-    over the layers keeps the hidden states between them on `home`.
+    `inv_freq` [head_dim / 2] holds the RoPE frequencies of layers without their own table; `rope`
+    says whether queries are scaled. A pass over the layers keeps the hidden states between them on
+    `home`.
     """
 
     layout: ModelLayout
@@ -48,6 +50,7 @@ class Reference:
     dtype: torch.dtype
     device: torch.device
     home: torch.device = _CPU
+    rope: RopeParameters = _DEFAULT_ROPE
 
 
 def reference(
@@ -72,6 +75,7 @@ def reference_of(
         window=config.sliding_window,
         dtype=dtype,
         device=torch.device(device),
+        rope=config.rope,
     )
 
 
@@ -205,12 +209,11 @@ def attended_values(
     table = model.inv_freq[None]
     if layer.key.rope_table:
         table = weights["self_attn.rope_inv_freq"].to(model.inv_freq.dtype)
-    cos, sin = (
-        t.to(model.dtype) for t in cos_sin(torch.arange(length, device=normed.device), table)
-    )
-    keys = rotate(keys, cos, sin)
-    if at is not None:
-        cos, sin = cos[at], sin[at]
+    positions = torch.arange(length, device=normed.device)
+    cos, sin = cos_sin(positions, table)
+    keys = rotate(keys, cos.to(model.dtype), sin.to(model.dtype))
+    turn = of_queries(positions, cos, sin, model.rope)
+    cos, sin = (t.to(model.dtype) if at is None else t[at].to(model.dtype) for t in turn)
     queries = rotate(queries, _each_query(cos, layer), _each_query(sin, layer))
 
     size = values.shape[-1]

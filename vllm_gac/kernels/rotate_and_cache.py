@@ -11,7 +11,9 @@ import triton.language as tl
 
 from vllm_gac.kernels.cache_write import CacheTarget, as_cached, cache_rows, copy_head
 from vllm_gac.layout.cache_geometry import CacheGeometry
+from vllm_gac.layout.schema import RopeParameters
 
+_PLAIN = RopeParameters()
 _TILE = 512  # rotary pairs that a program handles at a time
 
 
@@ -24,6 +26,7 @@ def rotate_and_cache(
     geometry: CacheGeometry,
     latent: bool = False,
     cache: CacheTarget | None = None,
+    rope: RopeParameters = _PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate queries and keys in fp32, as layout/rope.py does, and cache the keys and values.
 
@@ -37,6 +40,7 @@ def rotate_and_cache(
         geometry: head counts and sizes.
         latent: whether keys are latents, which are cached but not rotated.
         cache: where to write keys and values; None to write nothing.
+        rope: says whether queries are scaled by their position.
 
     Returns:
         Queries and keys, rotated and contiguous. Latent keys are returned unchanged.
@@ -80,6 +84,8 @@ def rotate_and_cache(
         KEY_SIZE=g.key_size,
         VALUE_SIZE=g.value_size,
         BLOCK_SIZE=block_size,
+        BETA=rope.llama_4_scaling_beta,
+        CONTEXT=rope.original_max_position_embeddings,
         PAIRS=pairs,
         LANES=lanes,
         KEY_LANES=triton.next_power_of_2(g.key_size),
@@ -119,6 +125,8 @@ def _rotate(
     KEY_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BETA: tl.constexpr,
+    CONTEXT: tl.constexpr,
     PAIRS: tl.constexpr,
     LANES: tl.constexpr,
     KEY_LANES: tl.constexpr,
@@ -133,13 +141,17 @@ def _rotate(
     used = there[:, None] & (pair < PAIRS)[None, :]
     table = head if TABLES > 1 else 0
     frequency = tl.load(inv_freq + table * PAIRS + pair, mask=pair < PAIRS, other=0.0)
-    position = tl.load(positions + token, mask=there, other=0).to(tl.float32)
-    angle = position[:, None] * frequency[None, :]
+    position = tl.load(positions + token, mask=there, other=0)
+    angle = position.to(tl.float32)[:, None] * frequency[None, :]
     cos, sin = tl.cos(angle), tl.sin(angle)
+    query_cos, query_sin = cos, sin
+    if BETA:
+        scale = 1.0 + BETA * tl.log(1.0 + (position // CONTEXT).to(tl.float32))
+        query_cos, query_sin = cos * scale[:, None], sin * scale[:, None]
     for member in tl.static_range(GROUP):
         column = (head * GROUP + member) * 2 * PAIRS + pair[None, :]
         first, second = _rotated(
-            query + token[:, None] * query_stride + column, cos, sin, used, PAIRS
+            query + token[:, None] * query_stride + column, query_cos, query_sin, used, PAIRS
         )
         target = rotated_query + token[:, None] * (GROUP * KEY_HEADS * 2 * PAIRS) + column
         tl.store(target, first, mask=used)

@@ -23,7 +23,6 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "dual_chunk_attention_config": (),
     "is_causal": (True,),
     "is_mm_prefix_lm": (False,),
-    "llama_4_scaling": (),
     "logit_scale": (1,),
     "qk_norm": (False,),
     "rotary_emb_base": (),
@@ -140,6 +139,12 @@ def _rope(config: dict[str, Any]) -> Any:
                 "another in long ones; served is one table for all"
             )
         _agree(rope, given, f"their old spelling {spelling}")
+    if (scaling := config.get("llama_4_scaling")) is not None:  # as vLLM spells it
+        if not isinstance(scaling, dict):
+            raise ValueError(f"llama_4_scaling: expected an object, got {str(scaling)[:60]!r}")
+        said = {"llama_4_scaling_beta": scaling.get("beta")}
+        context = "original_max_position_embeddings"
+        _agree(rope, said | {context: scaling.get(context)}, "the key llama_4_scaling beside them")
     beside = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     _agree(rope, {name: config[name] for name in beside if name in config}, "the key beside them")
     return rope
@@ -164,7 +169,7 @@ def _agree(rope: dict[str, Any], given: dict[str, Any], where: str) -> None:
 
 
 def _refuse_odd_rope(rope: Mapping[str, Any], family: Family) -> None:
-    """Refuse RoPE of a part of each head, of a type that the family lacks, or without its base."""
+    """Refuse RoPE of a part of each head, or with more or less than the family has."""
     if (part := rope.get("partial_rotary_factor", 1)) != 1:
         raise ValueError(
             f"partial_rotary_factor: is {str(part)[:60]}; calibration, latent keys and kernels "
@@ -174,6 +179,13 @@ def _refuse_odd_rope(rope: Mapping[str, Any], family: Family) -> None:
         raise ValueError(
             f"rope_type: is {str(kind)[:60]!r}, which transformers refuses for a {family.name} or "
             "reads as LongRoPE; the default type is served"
+        )
+    if family.scales_queries != ("llama_4_scaling_beta" in rope):
+        scaled = [other.name for other in FAMILIES.values() if other.scales_queries]
+        raise ValueError(
+            "llama_4_scaling_beta: in rope_parameters it says how queries are scaled by their "
+            f"position, as those of {' and '.join(scaled)} are, and no others; this is a "
+            f"{family.name}: {'add' if family.scales_queries else 'remove'} it"
         )
     if family.needs_rope_theta and "rope_theta" not in rope:
         raise ValueError(

@@ -23,6 +23,7 @@ class Family:
         reads_use_sliding_window: Whether the window counts only where `use_sliding_window` and
             `max_window_layers`, or `layer_types`, say so.
         has_qk_norm: Whether each query head and key head has an RMSNorm before RoPE.
+        scales_queries: Whether queries are multiplied by a number that grows with their position.
         has_experts: Whether the MLP of each layer is a mixture of experts.
         fused: Whether a dense model keeps q, k and v in one tensor, and gate and up in another.
         only_default_rope: Whether transformers takes no type of RoPE but the default one and
@@ -37,6 +38,7 @@ class Family:
     reads_mlp_bias: bool = False
     reads_use_sliding_window: bool = False
     has_qk_norm: bool = False
+    scales_queries: bool = False
     has_experts: bool = False
     fused: bool = False
     only_default_rope: bool = False
@@ -62,6 +64,18 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "max_position_embeddings": 131072,
                 "num_key_value_heads": 8,
                 "sliding_window": 4096,
+            },
+        ),
+        "ministral3": Family(
+            "Ministral 3",
+            "Ministral3ForCausalLM",
+            qkv_bias=False,
+            scales_queries=True,
+            defaults={
+                "max_position_embeddings": 262144,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "rms_norm_eps": 1e-5,
             },
         ),
         "qwen2": Family(

@@ -85,6 +85,28 @@ def cos_sin(positions: torch.Tensor, inv_freq: torch.Tensor) -> tuple[torch.Tens
     return angles.cos(), angles.sin()
 
 
+def of_queries(
+    positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rope: RopeParameters
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What queries are turned by, and scaled by if the model scales them by their position.
+
+    Args:
+        positions: [tokens].
+        cos: [tokens, heads, pairs], as `cos_sin` gives it, and so is `sin`.
+        sin: See `cos`.
+        rope: Its `llama_4_scaling_beta` is 0 if queries are not scaled.
+
+    Returns:
+        Two tensors of the same shape, both multiplied by 1 + beta ln(1 + n) for a query with n
+        whole contexts of the original length before it.
+    """
+    if not rope.llama_4_scaling_beta:
+        return cos, sin
+    contexts = (positions // rope.original_max_position_embeddings).to(cos.dtype)
+    scale = (1 + rope.llama_4_scaling_beta * torch.log1p(contexts))[:, None, None]
+    return cos * scale, sin * scale
+
+
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate each pair of x [..., size] by its angle; cos and sin broadcast to [..., size / 2].
 

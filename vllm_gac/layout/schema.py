@@ -146,6 +146,8 @@ class RopeParameters(BaseModel):
     mscale: Annotated[float, between(0, 1e3)] = 0.0
     mscale_all_dim: Annotated[float, between(0, 1e3)] = 0.0
     attention_factor: Annotated[float, between(1e-3, 1e3)] | None = None
+    # How fast the scale of queries grows with the contexts of the original length before them.
+    llama_4_scaling_beta: Annotated[float, between(0, 1e3)] = 0.0
     # Only whole heads are rotated in the models we read.
     partial_rotary_factor: Annotated[float, Field(ge=1, le=1)] = 1.0
 
@@ -162,6 +164,8 @@ class RopeParameters(BaseModel):
             },
             "yarn": {"factor", "original_max_position_embeddings"},
         }[self.rope_type]
+        if self.llama_4_scaling_beta:
+            needed.add("original_max_position_embeddings")
         if missing := sorted(needed - self.model_fields_set):
             raise ValueError(f"{self.rope_type} RoPE needs {', '.join(missing)}")
         if self.rope_type == "llama3" and self.low_freq_factor >= self.high_freq_factor:

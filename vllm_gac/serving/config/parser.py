@@ -36,4 +36,15 @@ class GacConfigParser(ConfigParserBase):
         refuse_foreign_code(model, raw, raw.get("architectures"), kwargs.get("hf_overrides"))
         if "gac" in raw and config.model_type in FAMILIES:
             config = GacConfig.adopt(config)
+        else:
+            _scale_queries(getattr(config, "text_config", config))
         return raw, config
+
+
+def _scale_queries(config: PreTrainedConfig) -> None:
+    """Tell vLLM's own Ministral 3 how queries are scaled: it reads its own spelling only."""
+    family = FAMILIES.get(str(getattr(config, "model_type", None)))
+    rope = getattr(config, "rope_parameters", None) or {}
+    beta, context = map(rope.get, ("llama_4_scaling_beta", "original_max_position_embeddings"))
+    if family and family.scales_queries and beta and not hasattr(config, "llama_4_scaling"):
+        config.llama_4_scaling = {"beta": beta, "original_max_position_embeddings": context}

@@ -22,7 +22,7 @@ from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.qk_norm import norm_heads, norm_latents
-from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
+from vllm_gac.layout.rope import cos_sin, inverse_frequencies, of_queries, rotate
 from vllm_gac.layout.schema import HfConfig, RopeParameters
 from vllm_gac.serving.attention.layer import GacAttention, announce, kernels_of_gac_layer
 from vllm_gac.serving.loading.quantized_checkpoint import is_scaled_by_head
@@ -49,6 +49,7 @@ class GacSelfAttention(nn.Module):
         super().__init__()
         tp = get_tensor_model_parallel_world_size()
         self.layout, self.layer, self.quant_config = layout, layer, quant_config
+        self.rope = config.rope
         self.geometry = CacheGeometry.of(layout, layer, tp)
         self.is_latent = self.geometry.is_latent
         self.projection_shards = self._add_projections(prefix)
@@ -137,6 +138,7 @@ class GacSelfAttention(nn.Module):
         if not self.is_latent:
             k = rotate(k.reshape(-1, geometry.key_heads, geometry.key_size), cos, sin).flatten(1)
         tables = cos.shape[1]
+        cos, sin = of_queries(positions, cos, sin, self.rope)
         q = q.reshape(-1, tables, geometry.query_heads // tables, geometry.query_size)
         return rotate(q, cos.unsqueeze(2), sin.unsqueeze(2)).flatten(1), k
 
@@ -148,7 +150,7 @@ class GacSelfAttention(nn.Module):
 
         cache = self.attn.cache_target() if isinstance(self.attn, GacAttention) else None
         q, k = rotate_and_cache(
-            positions, self.rope_inv_freq, q, k, v, self.geometry, self.is_latent, cache
+            positions, self.rope_inv_freq, q, k, v, self.geometry, self.is_latent, cache, self.rope
         )
         attended: torch.Tensor
         attended = self.attn(q, k, v) if cache is None else self.attn(q, k, v, cached=True)

@@ -124,7 +124,10 @@ def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
         )
     mine, dense, head_dim = student.config, teacher.config, teacher.layout.head_dim
     frequencies = [inverse_frequencies(config.rope, head_dim) for config in (mine, dense)]
-    same_rope = torch.equal(*frequencies) and mine.rope.magnitude == dense.rope.magnitude
+    same_rope = torch.equal(*frequencies) and all(
+        getattr(mine.rope, name) == getattr(dense.rope, name)
+        for name in ("magnitude", "llama_4_scaling_beta")
+    )
     eps = mine.rms_norm_eps, dense.rms_norm_eps
     for what, of_student, of_teacher, same in (
         ("model_type", mine.model_type, dense.model_type, mine.model_type == dense.model_type),
