@@ -57,6 +57,6 @@ def test_a_disk_that_is_full_while_writing(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="gone/file"):
         atomic_files.write_text(tmp_path / "gone" / "file", "new")

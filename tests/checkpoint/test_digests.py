@@ -138,7 +138,7 @@ def test_the_card_may_be_edited_and_files_may_be_missing(model: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["[]", '{"version": 2}', '{"version": 1, "files": {"../x": "00"}}', "{"]
 )
-def test_bad_digests_are_one_sentence(content: str, model: Path) -> None:
+def test_invalid_digests_are_refused(content: str, model: Path) -> None:
     (model / DIGESTS).write_text(content)
     (fault,) = verify(model).faults
     assert fault.startswith(f"{model / DIGESTS}: ")

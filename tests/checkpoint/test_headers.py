@@ -179,7 +179,7 @@ def test_a_tensor_in_two_files_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", INDEX_FILE])
-def test_a_file_that_is_none_is_named(file: str, tmp_path: Path) -> None:
+def test_special_files_and_broken_links_are_refused(file: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", config())
     for make in (
         Path.mkdir,

@@ -115,7 +115,7 @@ def test_a_directory_of_the_same_name_is_taken_and_said_if_the_hub_has_one_too(
 
 
 @pytest.mark.parametrize("name", ["nowhere", "a/b/c", "../a/b", "/a/b", "a/b.pt", "a/b.gguf", ""])
-def test_what_is_no_id_is_left_to_be_refused_as_a_path(name: str, here: Hub) -> None:
+def test_names_that_are_no_hub_ids_are_returned_as_paths(name: str, here: Hub) -> None:
     assert model_directory(name) == Path(name)
     assert here.asked == []
 
@@ -133,7 +133,7 @@ def test_a_revision_has_a_name(revision: str, here: Hub) -> None:
     assert here.asked == []
 
 
-def test_what_the_hub_does_not_have(here: Hub) -> None:
+def test_unknown_models_and_revisions_are_refused(here: Hub) -> None:
     refused("org/nothing", here.url, "HF_TOKEN", model="org/nothing")
     refused("--revision v9", "org/model", model="org/model", revision="v9")
 
@@ -163,7 +163,7 @@ def test_without_a_network_the_cache_is_named_and_what_is_in_it_is_used(
     refused("org/other", str(tmp_path / "home" / "hub"), NOWHERE, model="org/other")
 
 
-def test_what_vllm_alone_has_fetched_is_enough_offline(
+def test_a_snapshot_fetched_by_vllm_is_used_offline(
     here: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM fetches no licence and no card, and huggingface_hub knows that they are missing."""

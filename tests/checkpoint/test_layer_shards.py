@@ -9,7 +9,7 @@ from vllm_gac.checkpoint.layer_shards import read_layer, read_layer_for
 from vllm_gac.checkpoint.open import open_checkpoint
 
 
-def test_what_is_read_for_a_gpu_is_what_is_stored(tmp_path: Path) -> None:
+def test_a_layer_read_for_a_gpu_equals_the_stored_one(tmp_path: Path) -> None:
     write(tmp_path / "model", config())
     checkpoint = open_checkpoint(tmp_path / "model")
     with checkpoint.reader() as read:

@@ -30,7 +30,7 @@ TABLE = f"{ATTENTION}.rope_inv_freq"
 @pytest.mark.parametrize("raw", [config(), gac_config()], ids=["dense", "gac"])
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
-def test_a_sound_model_has_no_faults(
+def test_a_valid_model_has_no_faults(
     raw: dict[str, Any], shards: int, dtype: str, tmp_path: Path
 ) -> None:
     directory = write_model(tmp_path / "model", raw, shards=shards, dtype=dtype)
@@ -55,7 +55,7 @@ def parts_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 @pytest.mark.parametrize(
     "raw", [config(rope_parameters={"rope_theta": 1e4}), gac_config()], ids=["dense", "gac"]
 )
-def test_whatever_stands_in_a_config_is_read_or_refused(raw: dict[str, Any]) -> None:
+def test_any_config_value_is_read_or_refused(raw: dict[str, Any]) -> None:
     for *path, last in filter(None, parts_of(raw)):
         for odd in ODD_VALUES:
             edited = json.loads(json.dumps(raw))
@@ -152,9 +152,7 @@ def test_a_tensor_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
         lambda name: name.removeprefix("model."),
     ],
 )
-def test_names_with_another_prefix_are_one_sentence(
-    prefixed: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_another_name_prefix_is_one_fault(prefixed: Callable[[str], str], tmp_path: Path) -> None:
     def change(tensors: Tensors) -> None:
         renamed = {prefixed(name): info for name, info in tensors.items()}
         tensors.clear()
@@ -195,7 +193,7 @@ TIED = config(tie_word_embeddings=True)
         pytest.param(config(auto_map={"AutoModel": "evil.Model"}), dict, id="remote code"),
     ],
 )
-def test_what_is_no_fault(
+def test_harmless_additions_are_accepted(
     raw: dict[str, Any], change: Callable[[Tensors], object], tmp_path: Path
 ) -> None:
     write_model(tmp_path, raw, change)

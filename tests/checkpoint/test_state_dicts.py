@@ -124,7 +124,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_sound_state_dict_is_refused_by_name(
+def test_invalid_state_dicts_are_refused(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change, named = REFUSED[case]
@@ -141,7 +141,7 @@ def test_what_is_no_sound_state_dict_is_refused_by_name(
     assert not Path("marker").exists()
 
 
-def test_a_tensor_twice(tmp_path: Path) -> None:
+def test_a_tensor_in_two_state_dicts_is_refused(tmp_path: Path) -> None:
     model = write_bin(tmp_path / "bin", config(), shards=2)
     torch.save({UP: torch.ones(2)}, model / "pytorch_model-3.bin")
     with pytest.raises(CheckpointError, match=rf"pytorch_model-3\.bin: {UP}"):

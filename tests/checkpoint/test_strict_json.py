@@ -21,7 +21,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.text(), values))
-def test_sound_json_is_read_as_the_standard_library_does(value: dict[str, Any]) -> None:
+def test_valid_json_is_read_as_by_the_standard_library(value: dict[str, Any]) -> None:
     assert parse_json(json.dumps(value).encode(), "here") == value
 
 
@@ -45,7 +45,7 @@ def test_equal_keys_of_an_inner_object_are_refused(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "[[0, Infinity]]"])
-def test_what_is_no_number_is_refused_by_its_key(number: str) -> None:
+def test_nan_and_infinity_are_refused_by_their_key(number: str) -> None:
     with pytest.raises(CheckpointError, match="here: 'b'"):
         parse_json(f'{{"a": [1, {{"b": {number}}}]}}'.encode(), "here")
 
@@ -66,7 +66,7 @@ def test_the_size_limit_is_exact_and_can_be_raised(tmp_path: Path) -> None:
         read_json(path, max_bytes=7)
 
 
-def test_what_libraries_open_by_name_is_what_was_looked_at(tmp_path: Path) -> None:
+def test_a_pinned_file_stays_the_same_when_its_path_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"good")
     with open_pinned(path) as same:

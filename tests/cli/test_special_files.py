@@ -37,7 +37,7 @@ READERS: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("kind", SPECIAL)
 @pytest.mark.parametrize("reader", READERS)
-def test_a_file_that_is_none_is_not_waited_for(
+def test_special_files_are_refused_without_waiting(
     reader: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if (reader, kind) == ("a pickle", "a directory"):

@@ -93,7 +93,7 @@ def test_a_stopped_run_goes_on_and_ends_in_the_same_bytes(
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_what_stays_on_the_device_changes_no_statistics(
+def test_hidden_states_on_the_device_give_the_same_statistics(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calibrate(model, [text], tmp_path / "usual", RUN, progress=False)
@@ -162,7 +162,7 @@ def test_what_the_methods_need_is_kept_once(
         assert float(torch.linalg.eigvalsh(covariance)[0]) > -1e-6
 
 
-def test_too_little_text_is_said_with_what_is_enough(
+def test_too_little_text_is_logged(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = write_text(tmp_path / "short.txt", 700)

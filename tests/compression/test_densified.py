@@ -58,7 +58,7 @@ FORMS_OF = dict.fromkeys(FAMILIES, ("all",)) | {
 @pytest.mark.parametrize(
     ("family", "form"), [(family, form) for family, forms in FORMS_OF.items() for form in forms]
 )
-def test_every_form_is_what_transformers_computes(family: str, form: str, tmp_path: Path) -> None:
+def test_every_form_equals_transformers(family: str, form: str, tmp_path: Path) -> None:
     raw = RAW[family]
     model, text = write(tmp_path / "dense", raw), write_text(tmp_path / "text.txt")
     few = CompressRequest(max_tokens=1024, sequence_length=128)

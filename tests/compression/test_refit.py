@@ -49,7 +49,7 @@ def test_a_refitted_layer_is_nearer_to_the_dense_model_on_unseen_text() -> None:
             assert {name.split("_proj")[0] for name in changed} <= {"self_attn.o", "mlp.down"}
 
 
-def test_what_cannot_be_fitted_stays_as_it_is() -> None:
+def test_a_refit_without_effect_changes_nothing() -> None:
     layer = one_layer()
     dense = dict(layer.weights)
     same = streams(layer, 0.0, 0)

@@ -75,7 +75,7 @@ def test_variances_stay_and_what_was_not_seen_is_possible() -> None:
     assert torch.equal(toward_diagonal(silent, 9), silent)
 
 
-def test_only_covariances_are_steadied() -> None:
+def test_only_covariances_are_shrunk() -> None:
     rows = channels(20, 0)
     moment = rows.T @ rows / 20
     stats = dict.fromkeys(("mlp.down_proj", "metric.mlp.down_proj"), moment)

@@ -103,7 +103,7 @@ def typed(dtype: str) -> Callable[[Arrays], object]:
         (one("held", 0, -1), "held: -1 to"),
     ],
 )
-def test_numbers_that_were_never_measured(
+def test_invalid_statistics_are_refused(
     change: Callable[[Arrays], object], message: str, measured: Path, tmp_path: Path
 ) -> None:
     arrays, metadata = contents(measured / "stats")
@@ -137,7 +137,7 @@ def test_numbers_that_were_never_measured(
         ({"model_config_sha256": None}, "not statistics that 'vllm-gac calibrate' wrote"),
     ],
 )
-def test_metadata_that_do_not_say_what_was_measured(
+def test_invalid_metadata_are_refused(
     changes: dict[str, str | None], message: str, measured: Path, tmp_path: Path
 ) -> None:
     arrays, metadata = contents(measured / "stats")

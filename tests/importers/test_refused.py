@@ -53,7 +53,7 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("named", CONFIGS)
-def test_a_key_that_cannot_be_is_named(named: str, tmp_path: Path) -> None:
+def test_invalid_keys_are_named(named: str, tmp_path: Path) -> None:
     for raw in CONFIGS[named]:
         write_model(tmp_path, config())
         (tmp_path / "config.json").write_text(json.dumps(raw))
@@ -69,7 +69,7 @@ TENSORS: dict[str, tuple[dict[str, Any], str, tuple[int, ...] | None]] = {
 
 
 @pytest.mark.parametrize("case", TENSORS)
-def test_a_tensor_that_cannot_be_is_named(case: str, tmp_path: Path) -> None:
+def test_invalid_tensors_are_named(case: str, tmp_path: Path) -> None:
     raw, name, shape = TENSORS[case]
     change = reshaped(name, *shape) if shape else lambda tensors: tensors.pop(name)
     write_model(tmp_path, raw, change)

@@ -315,9 +315,7 @@ SAID = {"beta": 0.5, "original_max_position_embeddings": 16}  # as vLLM spells i
         (MINISTRAL | {"rope_parameters": {"llama_4_scaling_beta": 0.5}}, "rope"),
     ],
 )
-def test_keys_that_say_together_what_we_do_not_serve_are_refused(
-    changes: dict[str, Any], key: str
-) -> None:
+def test_unsupported_combinations_of_keys_are_refused(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(CheckpointError, match=rf"config\.json: {key}: "):
         layout_of(config(**changes))
 

@@ -35,7 +35,7 @@ TESTED = {
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_family_has_what_it_owes(model_type: str) -> None:
+def test_every_family_is_in_the_tests_of_all_families(model_type: str) -> None:
     assert [what for what, tested in TESTED.items() if model_type not in tested] == []
 
 
@@ -69,6 +69,6 @@ def test_the_yarn_that_a_telechat_is_told_is_what_vllm_makes_of_its_own() -> Non
     assert RopeParameters(**theirs.rope_parameters) == RopeParameters(**told)
 
 
-def test_all_are_named() -> None:
+def test_the_list_of_names_has_every_family() -> None:
     assert NAMES.replace(" and ", ", ").split(", ") == [x.name for x in FAMILIES.values()]
     assert NAMES.count(" and ") == 1

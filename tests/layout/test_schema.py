@@ -23,7 +23,7 @@ def test_kv_heads_and_head_size_default_to_what_transformers_derives() -> None:
     assert (read.num_key_value_heads, read.head_dim) == (4, 8)
 
 
-def test_null_means_not_given() -> None:
+def test_null_is_read_as_missing() -> None:
     read = hf(num_key_value_heads=None, head_dim=None, rope_scaling=None, sliding_window=None)
     assert (read.num_key_value_heads, read.head_dim) == (4, 8)
 
@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_config_that_cannot_be_is_refused_by_the_key_that_is_wrong(case: str) -> None:
+def test_invalid_configs_are_refused_by_key(case: str) -> None:
     raw, named = REFUSED[case]
     with pytest.raises(CheckpointError) as refused:
         layout_of(raw)

@@ -96,7 +96,7 @@ def test_scores_are_multiplied_by_the_square_of_the_magnitude() -> None:
         ({"rope_type": "longrope"}, "rope_type"),
     ],
 )
-def test_what_cannot_be_served_is_refused(changes: dict[str, Any], key: str) -> None:
+def test_invalid_yarn_parameters_are_refused(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(CheckpointError, match=key) as refused:
         layout_of(config(rope_parameters=YARN_ROPE | changes))
     assert "\n" not in str(refused.value)

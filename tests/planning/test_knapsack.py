@@ -113,7 +113,7 @@ def test_a_budget_is_used_to_the_last_unit_and_not_beyond() -> None:
     assert sorted(choose(large, values, {"cost": (3 << 40) + 1}).positions) == [0, 0, 1]
 
 
-def test_a_search_that_stops_early_ends_with_an_honest_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_stops_early_reports_its_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Subset sums of large random numbers, of which no choice is dominated."""
     monkeypatch.setattr(knapsack, "_MAX_NODES", 1)
     rng = np.random.default_rng(0)

@@ -38,7 +38,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @EVERY
-def test_a_method_has_what_it_owes(method: str) -> None:
+def test_every_method_has_compressors_probes_and_losses(method: str) -> None:
     (owner,) = methods_of([method])
     names = [c.name for c in to_measure(DENSE, [method], 2)]
     assert {component_of(name) for name in names} == {*owner.components}

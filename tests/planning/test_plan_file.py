@@ -62,7 +62,7 @@ class TestReading:
         self.path.write_text(plan.model_dump_json())
         assert read_plan(self.path, self.model) == plan
 
-    def test_another_models(self) -> None:
+    def test_a_plan_of_another_model_is_refused(self) -> None:
         self.refused("plan.json: .*config.json", model_config_sha256="0" * 64)
         self.refused("plan.json: .*weights", model_weights_sha256="0" * 64)
         raw = self.plan.model_dump(mode="json", exclude={"model_weights_sha256"})
@@ -107,7 +107,7 @@ class TestReading:
         }.items():
             self.refused(match, layers=self.section(**section))
 
-    def test_what_is_no_plan(self) -> None:
+    def test_invalid_plan_files_are_refused(self) -> None:
         self.refused("extra", extra=1)
         self.refused("version", version=2)
         self.refused(r"methods\.0", methods=["magic"])

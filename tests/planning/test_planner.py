@@ -391,7 +391,7 @@ def test_attention_that_no_kernel_serves_is_no_candidate(form: str, cache: str) 
         assert (list(part.layers) == every) == (size == 128)
 
 
-def test_what_fits_is_asked_of_the_gpu_that_is_planned_for(models: Models, tmp_path: Path) -> None:
+def test_candidates_fit_the_shared_memory_of_the_gpu(models: Models, tmp_path: Path) -> None:
     """An Ada has less shared memory than a Hopper."""
     dense, path = models["big"].layout, tmp_path / "ada.json"
     write_profile(path, H200.profile.model_copy(update={"capability": (8, 9)}))

@@ -19,9 +19,7 @@ from vllm_gac.planning.request import PlanRequest
 @pytest.mark.parametrize(
     "ratios", [(0.9, 0.75), (0.85, 0.75), (0.8, 0.5), (0.7, 0.5), (0.6, 0.375)]
 )
-def test_what_is_allowed_is_nearly_used_up(
-    models: Models, name: str, ratios: tuple[float, float]
-) -> None:
+def test_budgets_are_nearly_used_up(models: Models, name: str, ratios: tuple[float, float]) -> None:
     plan = prior_plan(models[name], PlanRequest(param_ratio=ratios[0], kv_ratio=ratios[1]))
     dense = models[name].layout
     step = 3 * dense.hidden_size * 64  # one step of one layer's MLP

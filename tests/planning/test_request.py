@@ -29,7 +29,7 @@ from vllm_gac.planning.request import PlanRequest
         ("latency", float("inf"), "latency inf"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused(field: str, value: Any, said: str) -> None:
+def test_invalid_values_are_refused(field: str, value: Any, said: str) -> None:
     with pytest.raises(PlanError, match=said):
         PlanRequest(**{field: value})
 
@@ -42,7 +42,7 @@ def test_a_value_that_cannot_be_is_refused(field: str, value: Any, said: str) ->
         ({"minimize": "bytes", "kv_ratio": 0.5}, "minimize bytes"),
     ],
 )
-def test_what_contradicts_is_refused(given: dict[str, Any], said: str) -> None:
+def test_conflicting_options_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError, match=said):
         PlanRequest(**given)
 

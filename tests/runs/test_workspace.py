@@ -75,7 +75,7 @@ THEIRS: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("theirs", THEIRS)
 @pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("resume", [False, True])
-def test_what_is_not_ours_is_left_alone(theirs: str, exists: bool, resume: bool, out: Path) -> None:
+def test_files_of_others_are_left_alone(theirs: str, exists: bool, resume: bool, out: Path) -> None:
     partial = out.with_name("out.partial")
     if theirs == "a link":
         partial.symlink_to(out.with_name("elsewhere"))

@@ -57,9 +57,7 @@ def test_a_gac_directory(shards: int, tmp_path: Path) -> None:
     ("written", "shown"),
     [(0.0125, 0.0125), (0, 0.0), (-1.0, None), (True, None), ("0.1", None), (None, None)],
 )
-def test_what_the_plan_expected_is_shown(
-    written: object, shown: float | None, tmp_path: Path
-) -> None:
+def test_the_expected_loss_is_shown(written: object, shown: float | None, tmp_path: Path) -> None:
     raw = gac_config()
     raw["gac"]["source"] = {"expected_loss": written}
     assert inspect(write_model(tmp_path, raw)).expected_loss == shown
@@ -78,7 +76,7 @@ MEASURED = {
     "changed",
     [{"ratio": -1.0}, {"interval": [1.0]}, {"agreement": 2.0}, {"more": 1}, {"tokens": "7"}],
 )
-def test_what_was_measured_is_shown_if_it_is_well_formed(
+def test_measured_losses_are_shown_if_they_are_valid(
     changed: dict[str, object], tmp_path: Path
 ) -> None:
     raw = gac_config()

@@ -29,7 +29,7 @@ def output(directory: Path, resume: bool = False, is_ours: bool = True) -> Outpu
     return Output(directory / "out", "repair", [], resume, is_ours=is_ours)
 
 
-def test_the_output_appears_when_it_is_whole(tmp_path: Path) -> None:
+def test_the_output_appears_when_it_is_complete(tmp_path: Path) -> None:
     with output(tmp_path).run(RECORD) as run:
         write_model(run.model, config())
         assert not (tmp_path / "out").exists()

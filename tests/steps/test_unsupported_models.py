@@ -74,7 +74,7 @@ def pointer_as(name: str) -> Callable[[Path], Path]:
     return write
 
 
-NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
+UNSUPPORTED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "Qwen2.5-VL": (
         family(model_type="qwen2_5_vl", vision_config={"depth": 32}),
         "model_type qwen2_5_vl is not supported yet; Llama, Mistral, Ministral 3, Qwen2, Qwen3, "
@@ -134,11 +134,11 @@ OPENS_A_MODEL: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("case", NOT_OURS)
-def test_what_is_not_ours_is_said_and_is_a_fault(
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_unsupported_models_are_refused_by_inspect_and_verify(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make, sentence = NOT_OURS[case]
+    make, sentence = UNSUPPORTED[case]
     model = make(tmp_path / "model")
     said = error(capsys, "inspect", model)
     assert said.startswith(str(model))
@@ -150,10 +150,10 @@ def test_what_is_not_ours_is_said_and_is_a_fault(
 
 @pytest.mark.parametrize("verb", OPENS_A_MODEL)
 @pytest.mark.parametrize("case", ["Qwen2.5-VL", "GPTQ", "LoRA adapter", "a tensor missing"])
-def test_every_verb_says_it(
+def test_every_verb_refuses_unsupported_models(
     case: str, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make, sentence = NOT_OURS[case]
+    make, sentence = UNSUPPORTED[case]
     (tmp_path / "text").write_text("words " * 999)
     names = {"TEXT": str(tmp_path / "text"), "OUT": str(tmp_path / "out")}
     model = make(tmp_path / "model")
@@ -165,8 +165,8 @@ def test_every_verb_says_it(
 
 # vLLM itself serves other families and quantized models. Without config.json it stops earlier.
 @pytest.mark.parametrize("case", ["GGUF beside a config", "pointer for weights"])
-def test_the_loader_says_it_too(case: str, tmp_path: Path) -> None:
-    make, sentence = NOT_OURS[case]
+def test_the_loader_refuses_unsupported_models(case: str, tmp_path: Path) -> None:
+    make, sentence = UNSUPPORTED[case]
     stub = ModelConfigStub(make(tmp_path / "model"))
     loader = GacModelLoader(LoadConfig(load_format="gac"))
     with pytest.raises(CheckpointError, match=sentence):

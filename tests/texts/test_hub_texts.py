@@ -67,7 +67,7 @@ def test_the_rows_are_those_to_train_on_or_what_is_named(
     ["hf://datasets/org/one/none", "hf://datasets/org/none", "hf://datasets/org/one@v9", "hf://datasets/org/one@v2",
      "hf://datasets/one", Path("hf://models/org/one")],
 )  # fmt: skip
-def test_what_cannot_be_had_is_named(text: str | Path, here: Hub) -> None:
+def test_unknown_data_sets_are_named(text: str | Path, here: Hub) -> None:
     with pytest.raises(HubError, match="one"):
         list(rows(*local_texts([text])))
 

@@ -126,7 +126,7 @@ BAD_ROWS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", BAD_ROWS)
-def test_a_row_that_is_no_text_is_named(case: str, model: Path, tmp_path: Path) -> None:
+def test_invalid_rows_are_named(case: str, model: Path, tmp_path: Path) -> None:
     with_template(
         model,
         "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('no such role') }}"

@@ -105,7 +105,7 @@ def test_one_token_cannot_be_predicted(
         windows(model, [model / "text"], length=length, max_tokens=tokens)
 
 
-def test_what_gives_no_tokens_is_refused(model: Path) -> None:
+def test_texts_without_tokens_are_refused(model: Path) -> None:
     with pytest.raises(CheckpointError, match=str(model / "none")):
         windows(model, [model / "none"], length=8, max_tokens=None)
     empty = written(model / "empty", "", 0)

@@ -107,7 +107,7 @@ def test_truncation_in_the_file_is_not_for_texts(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_tokenize_is_named(raw: bytes, tmp_path: Path) -> None:
+def test_unusable_tokenizers_are_named(raw: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(raw)
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         ModelTokenizer(tmp_path).ids("words that it does not know", begins=True)

@@ -87,7 +87,7 @@ def test_error_grows_gradually_as_the_size_falls(layer: OneLayer, what: str) -> 
     assert errors[-1] < 1.5
 
 
-def test_what_does_not_shrink_is_the_very_same_tensor(layer: OneLayer) -> None:
+def test_unchanged_tensors_are_not_copied(layer: OneLayer) -> None:
     small = layer.compressed(at(layer, "width", 0.5))
     for name, tensor in layer.weights.items():
         shrinks = name.startswith("mlp.") and name != "mlp.down_proj.bias"

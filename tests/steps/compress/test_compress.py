@@ -150,7 +150,7 @@ def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_
     assert one == three
 
 
-def test_the_model_is_measured_on_what_was_set_aside(
+def test_the_model_is_measured_on_held_out_tokens(
     model: Path, text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     calibrate(model, [text], tmp_path / "stats", FEW, progress=False)

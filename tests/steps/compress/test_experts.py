@@ -66,7 +66,7 @@ def test_no_plan_touches_experts(
     assert message in error(capsys, "plan", dense, "--kv-ratio", ".6", *arguments)
 
 
-def test_what_other_verbs_do_not_do_is_one_sentence(
+def test_verbs_that_do_not_support_experts_refuse_them(
     dense: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small, out = compressed(dense, text, tmp_path / "small", kv_ratio=0.6), tmp_path / "out"

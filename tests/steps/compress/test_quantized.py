@@ -264,7 +264,7 @@ DAMAGED |= {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_what_cannot_be_read_is_named(
+def test_invalid_quantized_checkpoints_are_refused(
     case: str, text: Path, tmp_path: Path, model_of: Callable[[str], Path]
 ) -> None:
     scheme, change, named = DAMAGED[case]
@@ -291,7 +291,7 @@ def test_families_whose_packed_tensors_are_not_read_are_named(
         compress(tmp_path / "model", tmp_path / "out", HEADS, calibration=[text], **SMALL)
 
 
-def test_what_is_not_done_is_one_sentence(
+def test_unsupported_compression_of_quantized_models_is_refused(
     model_of: Callable[[str], Path],
     text: Path,
     tmp_path: Path,

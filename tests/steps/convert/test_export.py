@@ -89,7 +89,7 @@ ALIKE = ({"intermediate_size": 40, **heads(2, 1)},) * 3
         ),
     ],
 )
-def test_what_is_exported_computes_the_same_here_and_in_transformers(
+def test_exported_models_equal_the_source_and_transformers(
     changes: dict[str, Any],
     layers: tuple[dict[str, Any], ...],
     read_as: str,
@@ -161,7 +161,7 @@ def _with_ranks(layer: LayerLayout) -> dict[str, Any]:
         (lambda x: heads(2, 2), "2 query heads, 4 in layer 0"),
     ],
 )
-def test_what_no_other_format_has_is_refused_by_the_first_layer(
+def test_layers_that_no_other_format_can_store_are_refused(
     changed: Callable[[LayerLayout], dict[str, Any]],
     sentence: str,
     tmp_path: Path,

@@ -69,9 +69,7 @@ def test_every_format_becomes_a_gac_directory(
     }
 
 
-def test_a_broken_directory_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_tensors_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tool = low_rank_models.TOOLS["asvd"]
     written, model = low_rank_models.low_rank(tool, config(), low_rank_models.SOME)
     name, out = "model.layers.1.self_attn.v_proj.BLinear.weight", tmp_path / "out"

@@ -20,7 +20,7 @@ from vllm_gac.steps.verify import verify
 from vllm_gac.texts.token_text import windows
 
 
-def test_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path) -> None:
+def test_perplexity_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path) -> None:
     model = write(tmp_path / "model", config())
     text = write_text(tmp_path / "text", 1234)
     got, tokens, by_text = evaluate(model, [text], sequence_length=100)
@@ -43,7 +43,7 @@ def test_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path) -> None:
         {"self_attn.v_proj": 4e4, "self_attn.o_proj": 1e-5},  # only within the layer
     ],
 )
-def test_what_float16_cannot_hold_is_told(
+def test_float16_overflow_is_logged(
     scales: dict[str, float], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     raw = config(dtype="float16")

@@ -137,7 +137,7 @@ def test_a_stopped_run_goes_on_with_another_seed(tmp_path: Path, engine: Engine)
     assert (done.rows, done.asked, done.tokens) == (300, 300, 1500)
 
 
-def test_what_ends_a_run_before_there_is_enough_is_told(
+def test_too_few_generated_tokens_are_logged(
     tmp_path: Path, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.said = {"again": ("the same", "stop")}
@@ -163,7 +163,7 @@ def test_what_ends_a_run_before_there_is_enough_is_told(
         ("chat", "out.jsonl", '{"text": "nothing"}', "--max-new-tokens"),
     ],
 )
-def test_what_cannot_be_done_is_refused(
+def test_invalid_inputs_are_refused(
     model: str, out: str, prompts: str | None, named: str, tmp_path: Path, engine: Engine
 ) -> None:
     engine.said = {"nothing": ("cut", "length")}

@@ -61,7 +61,7 @@ def test_the_divergence_falls_and_all_dims_stay(tmp_path: Path, kind: Any) -> No
     assert all(new[name].dtype == old[name].dtype for name in old)
 
 
-def test_what_was_written_has_the_score_that_is_told(
+def test_the_healed_model_has_the_reported_divergence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Healing the result again measures it before the first step."""
@@ -85,7 +85,7 @@ def test_what_was_written_has_the_score_that_is_told(
     assert f"Trained on {first.tokens:,} tokens to predict what teacher predicts" in card
 
 
-def test_what_another_tool_wrote_is_healed_with_its_factors(
+def test_low_rank_models_of_other_tools_are_healed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train, "_MUCH_WORSE", math.inf)  # both are random
@@ -197,7 +197,9 @@ def test_a_teacher_of_another_model_is_refused(tmp_path: Path) -> None:
     assert "is compressed already; start from the dense model" in refused(tmp_path)
 
 
-def test_what_cannot_be_healed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_texts_and_students_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     student, teacher, text = write_all(tmp_path)
     text.write_text("")
     assert "fewer than 32 tokens" in refused(tmp_path)
@@ -217,7 +219,7 @@ def test_what_cannot_be_healed_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert "WORLD_SIZE is 2, but RANK, LOCAL_RANK" in refused(tmp_path)
 
 
-def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_invalid_options_are_refused(tmp_path: Path) -> None:
     """They come from Python; the command line refuses some of them by itself."""
     write_all(tmp_path)
     for option, value, said in (
@@ -252,7 +254,7 @@ LOUD_ROPE = {
         ({"rms_norm_eps": 1e-3}, "rms_norm_eps"),
     ],
 )
-def test_a_teacher_of_the_same_shapes_that_computes_otherwise_is_refused(
+def test_a_teacher_with_another_config_is_refused(
     changes: dict[str, Any], what: str, tmp_path: Path
 ) -> None:
     write_all(tmp_path)
@@ -292,15 +294,13 @@ def test_a_text_that_is_given_twice_is_refused(tmp_path: Path) -> None:
         heal(student, teacher, [text, text], tmp_path / "out", HealRequest(**FAST))
 
 
-def test_a_rank_that_has_no_effect_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unused_lora_rank_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_all(tmp_path)
     healed(tmp_path, lora_rank=4)
     assert "--lora-rank 4" in caplog.text
 
 
-def test_a_rank_that_no_adapter_can_have_is_refused(tmp_path: Path) -> None:
+def test_a_lora_rank_beyond_the_matrices_is_refused(tmp_path: Path) -> None:
     student, _, _ = write_all(tmp_path)
     matrices = [
         info.shape

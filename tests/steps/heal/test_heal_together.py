@@ -78,7 +78,7 @@ def test_two_processes_heal_as_one_does_and_go_on_after_a_kill(tmp_path: Path, t
     assert not (tmp_path / "killed.partial").exists()
 
 
-def test_what_two_processes_refuse_one_of_them_says(tmp_path: Path) -> None:
+def test_an_error_is_printed_by_one_process(tmp_path: Path) -> None:
     student, teacher, _ = write_all(tmp_path)
     write_near(student, teacher)
     ran = healed_by_two(tmp_path, "out", batch_tokens=96)

@@ -22,7 +22,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_was_tried_is_written_once_however_often_a_run_goes_on(model: Path) -> None:
+def test_recording_twice_writes_the_attempts_once(model: Path) -> None:
     record(model, 0.01, TRIES[2], TRIES)
     written = files_of(model)
     record(model, 0.01, TRIES[2], TRIES)

@@ -61,7 +61,7 @@ def test_the_score_falls_by_no_more_than_was_asked_and_a_failed_command_loses_no
 
 
 @pytest.mark.parametrize("printed", ["", "72 %", "nan", "1e999", "0", "-3"])
-def test_what_is_no_score_is_refused_with_what_was_printed(printed: str, tmp_path: Path) -> None:
+def test_an_invalid_score_is_refused(printed: str, tmp_path: Path) -> None:
     (tmp_path / "score.py").write_text(f"print({printed!r})")
     command = f"{sys.executable} {tmp_path / 'score.py'}"
     with pytest.raises(CommandError) as caught:

@@ -61,7 +61,7 @@ def test_a_plan_that_loses_too_much_is_not_made_again() -> None:
         (("--max-loss", "1%", "--score", ""), "--score"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_invalid_max_loss_options_are_refused(
     args: tuple[str, ...],
     said: str,
     tmp_path: Path,

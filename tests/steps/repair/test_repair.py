@@ -106,7 +106,7 @@ def test_dense_and_pruned_models_can_be_repaired(tmp_path: Path) -> None:
     logits_of(tmp_path / "pruned")
 
 
-def test_what_another_tool_wrote_can_be_repaired(tmp_path: Path) -> None:
+def test_models_of_other_tools_can_be_repaired(tmp_path: Path) -> None:
     raw = dense_models.config(num_attention_heads=8, num_key_value_heads=4)
     tool = low_rank_models.TOOLS["asvd"]
     written, model = low_rank_models.low_rank(tool, raw, low_rank_models.SOME)
@@ -120,7 +120,7 @@ def test_what_another_tool_wrote_can_be_repaired(tmp_path: Path) -> None:
     tools.assert_same_logits(tmp_path / "out", model, "gac")
 
 
-def test_weights_of_two_dtypes_are_sent_to_import(tmp_path: Path) -> None:
+def test_mixed_dtypes_are_refused(tmp_path: Path) -> None:
     tool = low_rank_models.TOOLS["svd-llm"]
     written, model = low_rank_models.low_rank(tool, dense_models.config(), low_rank_models.SOME)
 
