@@ -26,9 +26,8 @@ from benchmarks.real_models.page import write_result
 from benchmarks.real_models.prompts import prompts
 from benchmarks.real_models.rows import ROWS, chosen
 from tests.support.dense_models import config, write, write_text
+from tests.support.stored_models import logits_of
 from tests.support.waiting import wait_until_gone
-from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import GacError
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
@@ -214,12 +213,11 @@ def test_an_engine_is_compared_with_the_reference_token_by_token(tmp_path: Path)
     making = Making(model, tmp_path, tmp_path, [], 0, device, seconds=1)
     windows = Measuring(making, tmp_path, tmp_path, tmp_path, windows=2).checked_windows(model)
     assert [window.dim() for window in windows] == [1, 1]
-    checkpoint, engine = open_checkpoint(model), []
-    with checkpoint.reader() as read:
-        for window in windows:
-            log_probs = logits(reference(checkpoint), read, window[None])[0, :-1].log_softmax(-1)
-            scores = log_probs.gather(1, window[1:, None])[:, 0] - 0.5
-            engine.append((scores.tolist(), log_probs.argmax(-1).tolist()))
+    engine = []
+    for window in windows:
+        log_probs = logits_of(model, window[None])[0, :-1].log_softmax(-1)
+        scores = log_probs.gather(1, window[1:, None])[:, 0] - 0.5
+        engine.append((scores.tolist(), log_probs.argmax(-1).tolist()))
     compared = against_reference(engine, model, windows, device)
     assert compared["loss"] - compared["reference_loss"] == pytest.approx(0.5, abs=1e-4)
     assert compared["difference"] == pytest.approx(0.5, abs=1e-4)

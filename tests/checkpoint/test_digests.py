@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.support.dense_models import tokenizer
 from tests.support.model_files import gac_config, tensors_of, write_model
+from tests.support.stored_models import change_tensors
 from vllm_gac.checkpoint.digests import DIGESTS
 from vllm_gac.checkpoint.layer_shards import write_layer_shards
 from vllm_gac.checkpoint.locate import INDEX_FILE
@@ -70,12 +70,7 @@ def edited(file: str, old: str, new: str) -> Change:
 
 
 def changed(file: str, change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
-    def write(model: Path) -> None:
-        tensors = load_file(model / file)
-        change(tensors)
-        save_file(tensors, model / file, {"format": "pt"})
-
-    return write
+    return lambda model: change_tensors(model / file, change)
 
 
 def flipped(model: Path) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tests.support.dense_models import config, weights, write
+from tests.support.stored_models import change_tensors
 from vllm_gac.checkpoint.open import faults, open_checkpoint, open_dense
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
@@ -20,10 +21,7 @@ Change = Callable[[dict[str, torch.Tensor]], object]
 
 
 def changed(directory: Path, change: Change) -> Path:
-    file = write(directory, PHI, tokenizer=False) / "model.safetensors"
-    tensors = load_file(file)
-    change(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    change_tensors(write(directory, PHI, tokenizer=False) / "model.safetensors", change)
     return directory
 
 

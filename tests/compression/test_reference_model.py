@@ -16,8 +16,7 @@ from tests.support.dense_models import (
     weights,
     write,
 )
-from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.reference_model import logits, reference
+from tests.support.stored_models import logits_of
 from vllm_gac.errors import CheckpointError
 
 TOKENS = torch.arange(2 * 90).view(2, 90) * 37 % 128
@@ -90,21 +89,18 @@ MODELS = {
 @pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
 def test_equals_transformers(changes: dict[str, Any], tmp_path: Any) -> None:
     raw = config(**changes)
-    checkpoint = open_checkpoint(write(tmp_path / "model", raw, tokenizer=False))
+    model = write(tmp_path / "model", raw, tokenizer=False)
     theirs = transformers_model(raw)
     state = in_transformers(weights(raw))
     theirs.load_state_dict(state, strict=not raw["tie_word_embeddings"])
-    with torch.inference_mode(), checkpoint.reader() as read:
+    with torch.inference_mode():
         expected = theirs(TOKENS).logits
-        got = logits(reference(checkpoint), read, TOKENS)
+    got = logits_of(model, TOKENS)
     assert got.std() > 0.1
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
 
 
 def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Any) -> None:
-    checkpoint = open_checkpoint(write(tmp_path / "model", config(), tokenizer=False))
-    with (
-        checkpoint.reader() as read,
-        pytest.raises(CheckpointError, match="token 128 in a vocabulary of 128"),
-    ):
-        logits(reference(checkpoint), read, torch.tensor([[1, 128]]))
+    model = write(tmp_path / "model", config(), tokenizer=False)
+    with pytest.raises(CheckpointError, match="token 128 in a vocabulary of 128"):
+        logits_of(model, torch.tensor([[1, 128]]))

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.importers.layer_models import heterogeneous
 from tests.importers.low_rank_models import RANKS, TOOLS, low_rank
@@ -14,6 +13,7 @@ from tests.support.command import error, result
 from tests.support.dense_models import config, weights, write, write_text
 from tests.support.imports import ROOT
 from tests.support.state_dicts import write_bin
+from tests.support.stored_models import stored_tensors
 
 GUIDE = ROOT / "docs" / "guide.md"
 
@@ -45,7 +45,7 @@ def test_import_makes_safetensors_of_them(
     done = result(capsys, "import", source, out, "--quiet")
     assert (done["format"], done["dtype"], done["tokenizer"]) == ("dense", "bfloat16", True)
     assert json.loads((out / "config.json").read_text()) == raw | {"dtype": "bfloat16"}
-    stored = {k: v for path in out.glob("*.safetensors") for k, v in load_file(path).items()}
+    stored = stored_tensors(out)
     expected = weights(raw, torch.bfloat16)
     assert stored.keys() == expected.keys()
     assert all(torch.equal(stored[name], expected[name]) for name in expected)

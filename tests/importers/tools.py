@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.support.dense_models import transformers_model
+from tests.support.stored_models import logits_of
 from vllm_gac.checkpoint.open import faults
-from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.importers.open_any import open_any_format
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 5, 120, 7, 41, 88, 2, 19, 77, 30, 31, 32]])
@@ -95,8 +95,8 @@ def assert_same_logits(directory: Path, model: nn.Module, expected_format: str) 
     with torch.inference_mode(), checkpoint.reader() as read:
         for name, shape in checkpoint.layout.tensors().items():
             assert tuple(read(name).shape) == shape, name
-        got = logits(reference(checkpoint), read, TOKENS)
         expected = model(TOKENS).logits
+    got = logits_of(checkpoint, TOKENS)
     assert float((got - expected).abs().max() / expected.abs().max()) < 1e-3
 
 

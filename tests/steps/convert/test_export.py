@@ -19,8 +19,8 @@ from tests.support import dense_models
 from tests.support.command import error, result
 from tests.support.dense_models import config
 from tests.support.misaligned_models import write_weights
-from vllm_gac.checkpoint.open import Checkpoint, faults
-from vllm_gac.compression.reference_model import logits, reference
+from tests.support.stored_models import logits_of
+from vllm_gac.checkpoint.open import faults
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import (
     KeyLayout,
@@ -55,12 +55,6 @@ def heads(query: int, kv: int, size: int = 16) -> dict[str, Any]:
         "key": KeyLayout("rotary", kv, size),
         "value": ValueLayout(kv, size),
     }
-
-
-def logits_of(model: Checkpoint) -> torch.Tensor:
-    assert list(faults(model, finite=True)) == []
-    with torch.inference_mode(), model.reader() as read:
-        return logits(reference(model), read, TOKENS)
 
 
 WIDTHS = ({"intermediate_size": 37}, {}, {"intermediate_size": 80})
@@ -99,12 +93,13 @@ def test_exported_models_equal_the_source_and_transformers(
     model, out = compressed(tmp_path / "gac", WIDE | changes, *layers), tmp_path / "out"
     said = result(capsys, "export", model, "--out", out)
     _, source = open_any_format(model)
-    expected = logits_of(source)
+    expected = logits_of(source, TOKENS)
     model_format, read = open_any_format(out)
     assert model_format == read_as
     assert read.layout.layers == source.layout.layers
     assert said["parameters"] == source.layout.parameters
-    assert torch.equal(logits_of(read), expected)
+    assert list(faults(read, finite=True)) == []
+    assert torch.equal(logits_of(read, TOKENS), expected)
     assert (out / "tokenizer.json").is_file()
     with torch.inference_mode():
         got = as_transformers_has_it(out, WIDE | changes, source.layout)(TOKENS).logits

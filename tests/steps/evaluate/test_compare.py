@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import vllm_gac
 from tests.support.command import error, result
 from tests.support.dense_models import config, write, write_text
-from vllm_gac.checkpoint.open import open_checkpoint
+from tests.support.stored_models import change_tensors, logits_of
 from vllm_gac.cli import main
-from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.steps.evaluate import compare
 from vllm_gac.steps.evaluate.perplexity import last_states
 from vllm_gac.steps.evaluate.ratio import ratio
@@ -73,19 +71,17 @@ def test_the_model_to_compare_with_is_computed_once(
 
 def test_divergence_and_agreement_are_those_of_the_logits(models: Path, tmp_path: Path) -> None:
     near = shutil.copytree(models / "a", tmp_path / "near")
-    weights = load_file(near / "model.safetensors")
     noise = torch.Generator().manual_seed(0)
-    for tensor in weights.values():
-        tensor += 0.1 * tensor.std() * torch.randn(tensor.shape, generator=noise)
-    save_file(weights, near / "model.safetensors")
+
+    def add_noise(tensors: dict[str, torch.Tensor]) -> None:
+        for tensor in tensors.values():
+            tensor += 0.1 * tensor.std() * torch.randn(tensor.shape, generator=noise)
+
+    change_tensors(near / "model.safetensors", add_noise)
     text = {"sequence_length": 40, "max_tokens": 400}
     comparison = vllm_gac.compare(near, models / "a", [models / "text"], **text)
     ((_, (tokens,)),) = token_text.windows(near, [models / "text"], length=40, max_tokens=400)
-    predicted = []
-    for directory in (near, models / "a"):
-        checkpoint = open_checkpoint(directory)
-        with checkpoint.reader() as read:
-            predicted.append(logits(reference(checkpoint), read, tokens)[:, :-1].double())
+    predicted = (logits_of(of, tokens)[:, :-1].double() for of in (near, models / "a"))
     mine, dense = (each.log_softmax(-1) for each in predicted)
     divergence = (dense.exp() * (dense - mine)).sum(-1).mean()
     assert comparison.divergence == pytest.approx(float(divergence), rel=1e-3)

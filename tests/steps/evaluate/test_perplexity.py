@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.support.dense_models import config, write, write_text
+from tests.support.stored_models import change_tensors, logits_of
 from vllm_gac import demo
-from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
-from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress.compress import compress
 from vllm_gac.steps.evaluate.perplexity import evaluate
@@ -24,12 +22,10 @@ def test_perplexity_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path)
     model = write(tmp_path / "model", config())
     text = write_text(tmp_path / "text", 1234)
     got, tokens, by_text = evaluate(model, [text], sequence_length=100)
-    checkpoint = open_checkpoint(model)
     losses = []
     ((_, parts),) = windows(model, [text], length=100, max_tokens=None)
     for part in parts:
-        with checkpoint.reader() as read:
-            logprobs = logits(reference(checkpoint), read, part).log_softmax(-1)
+        logprobs = logits_of(model, part).log_softmax(-1)
         losses.append(-logprobs[:, :-1].gather(-1, part[:, 1:, None]).flatten())
     assert tokens == len(torch.cat(losses)) == 1234 - 13
     assert by_text == {str(text): tokens}
@@ -51,14 +47,13 @@ def test_float16_overflow_is_logged(
     evaluate(model, [text], sequence_length=100)
     assert caplog.messages == []
     path = model / "model.safetensors"
-    weights = load_file(path)
-    for part, scale in scales.items():
-        weights[f"model.layers.0.{part}.weight"] *= scale
-    save_file(weights, path, {"format": "pt"})
+    change_tensors(
+        path, lambda t: [t[f"model.layers.0.{n}.weight"].mul_(by) for n, by in scales.items()]
+    )
     evaluate(model, [text], sequence_length=100)
     (said,) = caplog.messages
     assert "float16" in said
-    save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path)
+    change_tensors(path, lambda t: t.update({name: t[name].bfloat16() for name in t}))
     verify(model)
     assert str(model / "config.json") in caplog.messages[-1]
 

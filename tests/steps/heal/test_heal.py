@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.importers import low_rank_models, tools
 from tests.steps.heal.models import (
@@ -24,6 +23,7 @@ from tests.support import dense_models
 from tests.support.command import error, result, usage
 from tests.support.dense_models import write_text, write_tokenizer
 from tests.support.hub import files_of
+from tests.support.stored_models import change_tensors, stored_tensors
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError, HealingError
 from vllm_gac.healing import train
@@ -53,9 +53,7 @@ def test_the_divergence_falls_and_all_dims_stay(tmp_path: Path, kind: Any) -> No
     out = open_checkpoint(tmp_path / "out")
     assert out.layout == open_checkpoint(student).layout
     assert verify(tmp_path / "out").faults == []
-    old, new = load_file(student / "model.safetensors"), {}
-    for shard in (tmp_path / "out").glob("*.safetensors"):
-        new |= load_file(shard)
+    old, new = stored_tensors(student), stored_tensors(tmp_path / "out")
     same = {name for name in old if torch.equal(old[name], new[name])}
     assert same == {"model.embed_tokens.weight", "lm_head.weight"}
     assert all(new[name].dtype == old[name].dtype for name in old)
@@ -282,9 +280,7 @@ def test_a_teacher_that_is_worse_than_its_student_is_refused(
 ) -> None:
     write_all(tmp_path)
     path = tmp_path / "teacher" / "model.safetensors"
-    weights = load_file(path)
-    weights["model.norm.weight"] *= scale
-    save_file(weights, path, {"format": "pt"})
+    change_tensors(path, lambda t: t["model.norm.weight"].mul_(scale))
     assert named in refused(tmp_path)
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from tests.steps.heal.killed_heal import KILLED_AT
 from tests.steps.heal.models import FAST, flags, write_all, write_near
 from tests.support.hub import files_of
+from tests.support.stored_models import stored_tensors
 from vllm_gac.steps.heal.heal import heal
 from vllm_gac.steps.heal.request import HealRequest
 
@@ -43,14 +42,6 @@ def healed_by_two(
     )
 
 
-def tensors(directory: Path) -> dict[str, torch.Tensor]:
-    return {
-        name: tensor
-        for shard in sorted(directory.glob("*.safetensors"))
-        for name, tensor in load_file(shard).items()
-    }
-
-
 @pytest.mark.parametrize("train", ["full", "lora"])
 def test_two_processes_heal_as_one_does_and_go_on_after_a_kill(tmp_path: Path, train: Any) -> None:
     student, teacher, text = write_all(tmp_path)
@@ -62,8 +53,8 @@ def test_two_processes_heal_as_one_does_and_go_on_after_a_kill(tmp_path: Path, t
     two = json.loads(line)
     for ours, theirs in zip(two["curve"], one.curve, strict=True):
         assert ours == pytest.approx(list(theirs), rel=1e-3)
-    together, alone = tensors(tmp_path / "two"), tensors(tmp_path / "one")
-    before = tensors(student)
+    together, alone = stored_tensors(tmp_path / "two"), stored_tensors(tmp_path / "one")
+    before = stored_tensors(student)
     assert together.keys() == alone.keys()
     for name, tensor in alone.items():
         moved = (tensor - before[name]).norm()

@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.alignment.random_models import DEFAULT_ROPE, TOKENS, gac_config
 from tests.importers import low_rank_models, tools
 from tests.support import dense_models
 from tests.support.command import result
 from tests.support.misaligned_models import LAYERS, write_weights
+from tests.support.stored_models import change_tensors, logits_of
 from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.checkpoint.open import faults, open_checkpoint
-from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.repair.repair import repair
@@ -33,11 +32,9 @@ def write(directory: Path, raw: dict[str, Any]) -> Path:
     return directory
 
 
-def logits_of(directory: Path) -> torch.Tensor:
-    checkpoint = open_checkpoint(directory)
-    assert list(faults(checkpoint, finite=True)) == []
-    with checkpoint.reader() as read, torch.inference_mode():
-        return logits(reference(checkpoint, torch.float64), read, TOKENS)
+def exact_logits(model: Path) -> torch.Tensor:
+    assert list(faults(open_checkpoint(model), finite=True)) == []
+    return logits_of(model, TOKENS, torch.float64)
 
 
 @pytest.mark.parametrize("strategy", ["none", "minimal", "measured"])
@@ -48,7 +45,7 @@ def test_a_repaired_directory_computes_the_same(model: Path, tmp_path: Path, str
     assert written.layout == done.after == padded_layout(done.before, strategy)
     assert written.raw_config["head_dim"] == done.after.cache_head_dim
     assert written.raw_config["gac"]["source"]["repair"]["strategy"] == strategy
-    torch.testing.assert_close(logits_of(out), logits_of(model), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(exact_logits(out), exact_logits(model), rtol=1e-12, atol=1e-12)
     assert (out / "generation_config.json").read_text() == '{"max_new_tokens": 7}'
     assert "no longer true" not in (out / "README.md").read_text()
     assert not (tmp_path / "out.partial").exists()
@@ -82,7 +79,7 @@ def test_what_will_be_quantized_in_blocks_is_padded_to_blocks(
     for layer in layout.layers:
         heads = (layer.key.heads * layer.key.size, layer.value.heads * layer.value.size)
         assert all(side % 32 == 0 for side in (*heads, layer.intermediate_size)), layer
-    torch.testing.assert_close(logits_of(out), logits_of(model), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(exact_logits(out), exact_logits(model), rtol=1e-12, atol=1e-12)
 
 
 def test_dense_and_pruned_models_can_be_repaired(tmp_path: Path) -> None:
@@ -92,18 +89,19 @@ def test_dense_and_pruned_models_can_be_repaired(tmp_path: Path) -> None:
     repair(dense, tmp_path / "out", RepairRequest(strategy="measured"), progress=False)
     assert open_checkpoint(tmp_path / "out").layout.layers[0].intermediate_size == 96
     torch.testing.assert_close(
-        logits_of(tmp_path / "out"), logits_of(dense), rtol=1e-12, atol=1e-12
+        exact_logits(tmp_path / "out"), exact_logits(dense), rtol=1e-12, atol=1e-12
     )
 
-    weights = load_file(dense / "model.safetensors")
-    for name, keep in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1)):
-        full = f"model.layers.1.mlp.{name}.weight"
-        weights[full] = weights[full].narrow(keep, 0, 50).contiguous()
-    save_file(weights, dense / "model.safetensors", {"format": "pt"})
+    def prune(weights: dict[str, torch.Tensor]) -> None:
+        for name, keep in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1)):
+            full = f"model.layers.1.mlp.{name}.weight"
+            weights[full] = weights[full].narrow(keep, 0, 50)
+
+    change_tensors(dense / "model.safetensors", prune)
     done = repair(dense, tmp_path / "pruned", progress=False)
     assert [layer.intermediate_size for layer in done.before.layers] == [91, 50]
     assert [layer.intermediate_size for layer in done.after.layers] == [96, 56]
-    logits_of(tmp_path / "pruned")
+    exact_logits(tmp_path / "pruned")
 
 
 def test_models_of_other_tools_can_be_repaired(tmp_path: Path) -> None:
@@ -134,9 +132,7 @@ def test_mixed_dtypes_are_refused(tmp_path: Path) -> None:
 
 
 def test_nan_is_refused(model: Path, tmp_path: Path) -> None:
-    weights = load_file(model / "model.safetensors")
-    weights["model.norm.weight"][0] = torch.nan
-    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    change_tensors(model / "model.safetensors", lambda t: t["model.norm.weight"].fill_(torch.nan))
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
         repair(model, tmp_path / "out", progress=False)
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
