@@ -2,8 +2,6 @@
 
 import doctest
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,14 +9,6 @@ import pytest
 import vllm_gac
 from tests.importers.low_rank_models import write_low_rank
 from tests.support.dense_models import config, write, write_text
-
-_HEAVY = ("torch", "pydantic", "numpy", "vllm", "transformers")
-
-
-def test_importing_the_package_imports_nothing_heavy() -> None:
-    code = f"import vllm_gac, sys; print(*set({_HEAVY}) & set(sys.modules), sep=',')"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout == "\n"
 
 
 def test_every_public_name_is_there_and_listed() -> None:
@@ -50,23 +40,14 @@ def test_the_example_of_its_docstring(
     assert result.failed == 0, "".join(said)
 
 
-def test_files_and_directories_may_be_named_by_strings(tmp_path: Path) -> None:
-    """heal: tests/steps/heal/test_heal.py."""
-    model = str(write(tmp_path / "llama", config(intermediate_size=93)))
-    text = str(write_text(tmp_path / "text.txt"))
-    low_rank, _ = write_low_rank(tmp_path / "low rank", "svd-llm")
-    stats, first, second, repaired, imported = (
-        str(tmp_path / name) for name in ("stats", "first", "second", "repaired", "imported")
-    )
+def test_plans_and_statistics_may_be_named_by_strings(tmp_path: Path) -> None:
+    """All else that may be is in the examples."""
+    write(tmp_path / "llama", config(intermediate_size=93))
+    text = write_text(tmp_path / "text.txt")
+    model, stats, first, second = (str(tmp_path / name) for name in ("llama", "stats", "1", "2"))
+    few = vllm_gac.CalibrateRequest(max_tokens=512)
+    vllm_gac.calibrate(model, [text], stats, few, progress=False)
     request = vllm_gac.PlanRequest(param_ratio=0.9)
-    vllm_gac.calibrate(
-        model, [text], stats, vllm_gac.CalibrateRequest(max_tokens=512), progress=False
-    )
     vllm_gac.compress(model, first, request, stats=stats, progress=False)
     vllm_gac.compress(model, second, f"{first}/plan.json", stats=stats, progress=False)
-    vllm_gac.repair(first, repaired, progress=False)
-    vllm_gac.import_model(str(low_rank), imported, progress=False)
-    for directory in (first, second, repaired, imported):
-        assert vllm_gac.verify(directory).faults == []
-    planned = vllm_gac.plan(model, request, stats).layers
-    assert planned == vllm_gac.plan(model, request, Path(stats)).layers
+    assert vllm_gac.verify(second).ok

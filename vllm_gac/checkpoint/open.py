@@ -239,9 +239,8 @@ def open_checkpoint(directory: str | Path, *, revision: str | None = None) -> Ch
         CheckpointError: The directory is not a readable model of a known family.
 
     Examples:
-        >>> from pathlib import Path
         >>> import vllm_gac
-        >>> checkpoint = vllm_gac.open_checkpoint(Path("llama"))
+        >>> checkpoint = vllm_gac.open_checkpoint("llama")
         >>> checkpoint.layout.hidden_size
         48
         >>> with checkpoint.reader() as read:

@@ -117,9 +117,8 @@ class ModelLayout:
         experts: The experts in place of each MLP, which nothing compresses; None: there are none.
 
     Examples:
-        >>> from pathlib import Path
         >>> import vllm_gac
-        >>> layout = vllm_gac.open_checkpoint(Path("llama")).layout
+        >>> layout = vllm_gac.open_checkpoint("llama").layout
         >>> layout.parameters, layout.kv_elements  # weights; elements cached per token
         (57744, 128)
         >>> layout.layers[0].value

@@ -58,10 +58,9 @@ def plan(
         ProfileError: If there is no profile of the request's GPU.
 
     Examples:
-        >>> from pathlib import Path
         >>> import vllm_gac
         >>> request = vllm_gac.PlanRequest(param_ratio=0.9, kv_ratio=0.75)
-        >>> plan = vllm_gac.plan(Path("llama"), request)
+        >>> plan = vllm_gac.plan("llama", request)
         >>> plan.parameters.used <= plan.parameters.allowed, len(plan.layers)
         (True, 2)
     """

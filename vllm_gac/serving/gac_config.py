@@ -45,9 +45,8 @@ class GacConfig(PreTrainedConfig):
     asked for, once.
 
     Examples:
-        >>> from pathlib import Path
         >>> import vllm_gac
-        >>> _ = vllm_gac.import_model(Path("svd-llm"), Path("imported"), progress=False)
+        >>> _ = vllm_gac.import_model("svd-llm", "imported", progress=False)
         >>> config = vllm_gac.GacConfig.from_pretrained("imported")
         >>> config.model_type, config.served == config.stored, len(config.served.layers)
         ('llama', True, 2)

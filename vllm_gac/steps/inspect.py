@@ -66,9 +66,8 @@ def inspect(directory: str | Path, *, revision: str | None = None) -> Inspection
         CheckpointError: The directory cannot be read, or its tensors do not fit its layout.
 
     Examples:
-        >>> from pathlib import Path
         >>> import vllm_gac
-        >>> found = vllm_gac.inspect(Path("llama"))
+        >>> found = vllm_gac.inspect("llama")
         >>> found.format, found.parameters, found.kv_bytes_per_token
         ('dense', 57744, 256)
         >>> found.layers[0]["key"]

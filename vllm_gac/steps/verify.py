@@ -49,11 +49,10 @@ def verify(
         OSError: The disk fails.
 
     Examples:
-        >>> from pathlib import Path
         >>> import vllm_gac
-        >>> vllm_gac.verify(Path("llama"))
+        >>> vllm_gac.verify("llama")
         Verification(ok=True, faults=[], tensors=21, parameters=57744)
-        >>> vllm_gac.verify(Path("nowhere")).ok
+        >>> vllm_gac.verify("nowhere").ok
         False
     """
     try:

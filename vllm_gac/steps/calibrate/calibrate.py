@@ -126,16 +126,16 @@ def calibrate(
             something else is at `out`.
 
     Examples:
-        >>> from pathlib import Path
         >>> import vllm_gac
         >>> vllm_gac.calibrate(
-        ...     Path("llama"),
-        ...     [Path("text.txt")],
-        ...     Path("stats.safetensors"),
+        ...     "llama",
+        ...     ["text.txt"],
+        ...     "stats.safetensors",
         ...     vllm_gac.CalibrateRequest(max_tokens=512),
         ... )
-        >>> Path("stats.safetensors").exists()
-        True
+        >>> request = vllm_gac.PlanRequest(kv_ratio=0.5)
+        >>> vllm_gac.plan("llama", request, "stats.safetensors").expected_loss is None
+        False
     """
     out, request = Path(out), request or CalibrateRequest()
     device = prepare_device(device)

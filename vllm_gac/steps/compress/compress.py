@@ -109,14 +109,13 @@ def compress(
         DiskError: `out` exists, or the disk is full.
 
     Examples:
-        >>> from pathlib import Path
         >>> import vllm_gac
         >>> compressed = vllm_gac.compress(
-        ...     Path("llama"),
-        ...     Path("compressed"),
+        ...     "llama",
+        ...     "compressed",
         ...     vllm_gac.PlanRequest(param_ratio=0.9, kv_ratio=0.75),
         ...     vllm_gac.CompressRequest(max_tokens=512),
-        ...     calibration=[Path("text.txt")],
+        ...     calibration=["text.txt"],
         ... )
         >>> compressed.layout.parameters <= 0.9 * compressed.dense.parameters
         True

@@ -58,9 +58,8 @@ def export(
         DiskError: `out` exists, or the disk is full.
 
     Examples:
-        >>> from pathlib import Path
         >>> import vllm_gac
-        >>> layout = vllm_gac.export(Path("llama"), Path("exported"))
+        >>> layout = vllm_gac.export("llama", "exported")
         >>> layout.layers[0].intermediate_size
         93
     """

@@ -76,9 +76,8 @@ def import_model(
         DiskError: `out` exists, or the disk is full.
 
     Examples:
-        >>> from pathlib import Path
         >>> import vllm_gac
-        >>> done = vllm_gac.import_model(Path("svd-llm"), Path("imported"))
+        >>> done = vllm_gac.import_model("svd-llm", "imported")
         >>> done.format, done.dtype
         ('svd-llm', 'float32')
         >>> done.layout.layers[0].ranks["self_attn.q_proj"]

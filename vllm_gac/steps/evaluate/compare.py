@@ -91,11 +91,8 @@ def compare(
             finite.
 
     Examples:
-        >>> from pathlib import Path
         >>> import vllm_gac
-        >>> found = vllm_gac.compare(
-        ...     Path("llama"), Path("llama"), [Path("text.txt")], sequence_length=64
-        ... )
+        >>> found = vllm_gac.compare("llama", "llama", ["text.txt"], sequence_length=64)
         >>> found.ratio, found.perplexity == found.against
         (1.0, True)
     """

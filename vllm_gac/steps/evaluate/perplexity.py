@@ -85,11 +85,8 @@ def evaluate(
         CheckpointError: The model's tensors do not fit its config, or there is no text to predict.
 
     Examples:
-        >>> from pathlib import Path
         >>> import vllm_gac
-        >>> found = vllm_gac.evaluate(
-        ...     Path("llama"), [Path("text.txt")], sequence_length=64, max_tokens=256
-        ... )
+        >>> found = vllm_gac.evaluate("llama", ["text.txt"], sequence_length=64, max_tokens=256)
         >>> found.tokens  # of 4 windows
         252
     """

@@ -112,21 +112,20 @@ def heal(
         DiskError: `out` exists, or the disk is full.
 
     Examples:
-        >>> from pathlib import Path
         >>> import vllm_gac
-        >>> text = [Path("text.txt")]
+        >>> text = ["text.txt"]
         >>> compressed = vllm_gac.compress(
-        ...     Path("llama"),
-        ...     Path("compressed"),
+        ...     "llama",
+        ...     "compressed",
         ...     vllm_gac.PlanRequest(param_ratio=0.9),
         ...     vllm_gac.CompressRequest(max_tokens=512),
         ...     calibration=text,
         ... )
         >>> healed = vllm_gac.heal(
-        ...     Path("compressed"),
-        ...     Path("llama"),
+        ...     "compressed",
+        ...     "llama",
         ...     text,
-        ...     Path("healed"),
+        ...     "healed",
         ...     vllm_gac.HealRequest(sequence_length=64, learning_rate=1e-3),
         ... )
         >>> healed.after.divergence < healed.before.divergence

@@ -61,9 +61,8 @@ def repair(
         ProfileError: There is no profile of the request's GPU.
 
     Examples:
-        >>> from pathlib import Path
         >>> import vllm_gac
-        >>> repaired = vllm_gac.repair(Path("llama"), Path("repaired"))  # MLPs of 93 channels
+        >>> repaired = vllm_gac.repair("llama", "repaired")  # MLPs of 93 channels
         >>> [layer.intermediate_size for layer in repaired.after.layers]
         [96, 96]
     """
