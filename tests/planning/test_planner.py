@@ -30,7 +30,7 @@ from vllm_gac.gpu.latency.layer import (
     layer_microseconds,
     mlp_microseconds,
 )
-from vllm_gac.gpu.profile_files import read_profile, shipped_profiles, write_profile
+from vllm_gac.gpu.profile_files import read_profile, write_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, layout_of
 from vllm_gac.planning.knapsack_items import choices_of, part_candidates, part_parameters
 from vllm_gac.planning.losses import with_fp8_cache
@@ -292,80 +292,47 @@ def test_a_deployment_to_plan_for_without_a_budget_is_only_told(models: Models) 
     assert told.layers == plain.layers
 
 
-def test_a_plan_is_slower_than_dense_only_if_nothing_else_fits(models: Models) -> None:
-    """In a small model, every factor is one launch more; in a large one, fewer are less time."""
-    light = {"gpu": "h100", "decode_batch": 1, "decode_context": 128, "prefill_tokens": 16}
-
-    def planned(name: str, **more: Any) -> Any:
-        losses = made_up_losses(models[name].layout)
-        return best_plan(models[name], losses, PlanRequest(**{**light, **more}))
-
-    fp8 = {"quantization": "fp8_per_tensor", "kv_cache_dtype": "fp8"}
-    low_rank = planned("big", param_ratio=0.9, methods=("lowrank",), **fp8)
-    assert low_rank.nanoseconds.used <= low_rank.nanoseconds.dense
-    limited, estimated = low_rank.notes["times"]
-    assert f"{low_rank.nanoseconds.dense / 1000:,.0f}" in limited
-    assert "FP8" in estimated
-    small = planned("demo", param_ratio=0.9, methods=("lowrank",), **fp8)
-    assert small.nanoseconds.used > small.nanoseconds.dense
-    twice = small.nanoseconds.dense / 500  # in microseconds
-    allowed = planned("demo", param_ratio=0.9, methods=("lowrank",), latency=twice, **fp8)
-    faster = planned("big", kv_ratio=0.9, methods=("heads",))
-    assert faster.nanoseconds.used < faster.nanoseconds.allowed == faster.nanoseconds.dense
-    assert "times" not in faster.notes
-    limits = [plan.notes["time_limit"] for plan in (low_rank, small, allowed, faster)]
-    assert limits == ["dense model", "none", "request", "dense model"]
+FP8 = {"quantization": "fp8_per_tensor", "kv_cache_dtype": "fp8"}
+LIGHT = {"decode_batch": 1, "decode_context": 128, "prefill_tokens": 16}
+HEAVY = {"decode_batch": 64, "decode_context": 1250}
+LOW_RANK: dict[str, Any] = {"param_ratio": 0.9, "methods": ("lowrank",)}
+LIMITED, SLOWER = "the dense model's time was taken as a limit", "slower than the dense model"
 
 
-@settings(max_examples=8, deadline=None)
-@given(
-    gpu=st.sampled_from(shipped_profiles()),
-    name=st.sampled_from(["big", "demo"]),
-    methods=st.sampled_from([("lowrank",), ("heads",), ("heads", "prune")]),
-    fp8=st.booleans(),
-    param_ratio=st.sampled_from([0.7, 0.8, 0.9]),
-    batch=st.sampled_from([1, 16, 64, 128]),
+@pytest.mark.parametrize(
+    ("gpu", "name", "given", "limit", "said"),
+    [
+        ("h100", "big", LIGHT | LOW_RANK | FP8, "dense model", LIMITED),
+        ("h200", "big", LIGHT | LOW_RANK | FP8, "dense model", LIMITED),
+        ("h200", "big", HEAVY | LOW_RANK | FP8, "dense model", ""),
+        ("h100", "big", LIGHT | {"kv_ratio": 0.9, "methods": ("heads",)}, "dense model", ""),
+        ("h100", "demo", LIGHT | LOW_RANK | FP8, "none", SLOWER),
+        ("h100", "demo", LIGHT | LOW_RANK | FP8 | {"latency": 1e5}, "request", SLOWER),
+        ("h200", "demo", HEAVY | LOW_RANK | {"param_ratio": 0.7}, "none", SLOWER),
+    ],
 )
-def test_no_plan_for_a_deployment_is_slower_than_dense_without_saying_so(
-    models: Models,
-    gpu: str,
-    name: str,
-    methods: tuple[str, ...],
-    fp8: bool,
-    param_ratio: float,
-    batch: int,
+def test_a_plan_is_slower_than_dense_only_if_nothing_else_fits(
+    models: Models, gpu: str, name: str, given: dict[str, Any], limit: str, said: str
 ) -> None:
-    model = models[name]
-    request = PlanRequest(
-        **{
-            "kv_ratio" if methods == ("heads",) else "param_ratio": param_ratio,
-            "methods": methods,
-            "gpu": gpu,
-            "decode_batch": batch,
-            "decode_context": 1250,
-            "quantization": "fp8_per_tensor" if fp8 else None,
-            "kv_cache_dtype": "fp8" if fp8 else "auto",
-        }
-    )
-    losses = made_up_losses(model.layout)
-    try:
-        plan = best_plan(model, losses, request)
-    except PlanError as e:
-        assert "feasible" in str(e)  # noqa: PT017
-        return
+    """In a small model, every factor is one launch more; in a large one, fewer are less time."""
+    model, request = models[name], PlanRequest(gpu=gpu, **given)
+    losses, deployment = made_up_losses(model.layout), request.deployment()
+    plan = best_plan(model, losses, request)
     assert plan.nanoseconds is not None
-    deployment = request.deployment()
     assert deployment is not None
     layers = planned_layout(model, plan).layers
     dense, used = plan.nanoseconds.dense, plan.nanoseconds.used
     assert dense == pytest.approx(1000 * deployment.dense_microseconds(model.layout), abs=1)
     assert used == pytest.approx(deployment.nanoseconds(model.layout, layers), abs=1)
+    assert (plan.notes["time_limit"], used > dense) == (limit, said == SLOWER)
+    times = "; ".join(plan.notes.get("times", ()))
+    assert times.startswith(said)
+    assert ("FP8" in times) == (gpu == "h100" and request.quantization is not None)
+    assert not said or f"dense model's {dense / 1000:,.0f}" in times
     if used > dense:
-        said = plan.notes["times"][0]
-        assert said.startswith(f"slower than the dense model: {used / 1000:,.0f} us a step, ")
-        assert f" {used / dense:.2f} times the dense model's {dense / 1000:,.0f}" in said
+        assert f"{used / 1000:,.0f} us a step, {used / dense:.2f} times the dense" in times
         with pytest.raises(PlanError, match="--latency"):
-            best_plan(model, losses, replace(request, latency_ratio=1.0))
+            best_plan(model, losses, replace(request, latency=None, latency_ratio=1.0))
 
 
 def test_times_of_types_that_no_profile_has_are_said_to_be_of_16_bits() -> None:
