@@ -73,6 +73,14 @@ def _cuda_is_available() -> bool:
 
 
 @pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text to calibrate small models on."""
+    from tests.support.dense_models import write_text
+
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture(scope="session")
 def compressed_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model as `make serve` compresses it, made by the command itself."""
     return _made_once(tmp_path_factory, "demo-gac", "compress", demo.MODEL, *MAKE_SERVE)

@@ -27,11 +27,6 @@ def bin_twin(dense: Path) -> Path:
     return dense
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    return dense_models.write_text(tmp_path / "text.txt")
-
-
 RUN_OPTIONS = ("--max-tokens", 512, "--sequence-length", 64)
 
 
@@ -142,4 +137,4 @@ def test_an_output_needs_a_name_of_its_own(
     ):
         assert error(capsys, *args).startswith(f"{Path(out)}: "), args
     assert f"{Path(out)}: " in error(capsys, "import", bin_twin(dense), out)
-    assert {path.name for path in tmp_path.iterdir()} == {"dense", "text.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"dense"}

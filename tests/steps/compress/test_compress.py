@@ -10,17 +10,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write, write_text
+from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write
 from tests.support.hub import files_of
+from tests.support.stored_models import logits_of
 from vllm_gac.checkpoint.open import faults, open_checkpoint
-from vllm_gac.compression.reference_model import logits, reference
-from vllm_gac.errors import CheckpointError, GacError, PlanError
+from vllm_gac.errors import CheckpointError, DiskError, GacError, PlanError
 from vllm_gac.layout.dims import KeyLayout, ModelLayout, ValueLayout
 from vllm_gac.planning.plan_file import dense_plan
 from vllm_gac.planning.planner import plan as plan_of
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
+from vllm_gac.steps.compress import write as write_module
 from vllm_gac.steps.compress.compress import compress
 from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.evaluate.perplexity import window_losses
@@ -64,19 +65,8 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
-
-
-@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("dense") / "model", config())
-
-
-def logits_of(directory: Path) -> torch.Tensor:
-    checkpoint = open_checkpoint(directory)
-    with checkpoint.reader() as read:
-        return logits(reference(checkpoint), read, TOKENS)
 
 
 def write_plan(path: Path, model: Path, layout: ModelLayout) -> Path:
@@ -122,7 +112,7 @@ def test_budgets_hold_and_the_result_can_be_served(
     assert small.raw_config["model_type"] == raw["model_type"]
     assert (out / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     assert (out / "generation_config.json").exists()
-    assert bool(logits_of(out).isfinite().all())
+    assert bool(logits_of(out, TOKENS).isfinite().all())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -130,7 +120,7 @@ def test_at_ratio_one_the_logits_are_the_dense_models(name: str, tmp_path: Path)
     raw, options = MODELS[name]
     model = write(tmp_path / "model", raw, **options)
     compress(model, tmp_path / "out", progress=False)  # and it needs no calibration
-    assert torch.equal(logits_of(tmp_path / "out"), logits_of(model))
+    assert torch.equal(logits_of(tmp_path / "out", TOKENS), logits_of(model, TOKENS))
 
 
 def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_path: Path) -> None:
@@ -188,6 +178,29 @@ def test_normed_keys_are_made_smaller_one_by_one(form: str, text: Path, tmp_path
         plan = write_plan(tmp_path / "plan.json", model, replace(dense, layers=(changed,) * 2))
         with pytest.raises(PlanError, match=r"key\.heads"):
             compress(model, tmp_path / "other", plan=plan, calibration=[text], **SMALL)
+
+
+def test_a_run_that_goes_on_refits_the_next_layers_alike(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write(tmp_path / "model", config(num_hidden_layers=3))
+    make, made = write_module.compress_layer, []
+
+    def stopped(*arguments: Any) -> Any:
+        if made:
+            raise DiskError("full")
+        made.append(arguments)
+        return make(*arguments)
+
+    asked: dict[str, Any] = {"calibration": [text], **RATIOS, **SMALL}
+    compress(model, tmp_path / "whole", **asked)
+    with monkeypatch.context() as patch:
+        patch.setattr(write_module, "compress_layer", stopped)
+        with pytest.raises(DiskError):
+            compress(model, tmp_path / "out", **asked)
+    compress(model, tmp_path / "out", resume=True, **asked)
+    for shard in (tmp_path / "whole").glob("*.safetensors"):
+        assert shard.read_bytes() == (tmp_path / "out" / shard.name).read_bytes()
 
 
 def test_a_plan_in_memory_is_as_good_as_its_file(tmp_path: Path) -> None:

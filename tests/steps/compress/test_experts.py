@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.command import error
-from tests.support.dense_models import config, write, write_text
+from tests.support.dense_models import config, write
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
@@ -24,11 +24,6 @@ FEW = CompressRequest(max_tokens=1024, sequence_length=128)
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("experts") / "dense", RAW)
-
-
-@pytest.fixture(scope="module")
-def text(dense: Path) -> Path:
-    return write_text(dense.with_name("text.txt"))
 
 
 def compressed(dense: Path, text: Path, out: Path, **asked: Any) -> Path:

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from tests.serving.quantized import scales_of_layers, write_fp8, write_quantized, write_words
-from tests.steps.compress.test_compress import write_plan
+from tests.steps.compress.test_compress import SMALL, write_plan
 from tests.support.command import error
-from tests.support.dense_models import config, write, write_text
+from tests.support.dense_models import config, write
+from tests.support.stored_models import stored_tensors
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.checkpoint.quantized.packing import spread
 from vllm_gac.errors import CheckpointError, PlanError
@@ -25,13 +26,8 @@ from vllm_gac.planning.request import PlanRequest
 from vllm_gac.serving.loading.quantized_checkpoint import check_packed
 from vllm_gac.steps.compress import write as write_module
 from vllm_gac.steps.compress.compress import compress
-from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.convert.export import export
 
-SMALL: dict[str, Any] = {
-    "request": CompressRequest(max_tokens=1024, sequence_length=128),
-    "progress": False,
-}
 HEADS = PlanRequest(kv_ratio=0.6, methods=("heads",))
 Write = Callable[[Path, Path, Path], None]
 FORMATS: dict[str, Write] = {
@@ -52,11 +48,6 @@ LISTS = ("ignore", "modules_to_not_convert")
 O_PROJ = "model.layers.1.self_attn.o_proj"
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
-
-
 @pytest.fixture(scope="module", params=FORMATS)
 def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A quantized model; beside it is the same with the rounded weights in fp32."""
@@ -73,11 +64,6 @@ def values(directory: Path) -> dict[str, torch.Tensor]:
     checkpoint = open_checkpoint(directory)
     with checkpoint.reader() as read:
         return {name: read(name) for name in checkpoint.layout.tensors()}
-
-
-def stored(directory: Path) -> dict[str, torch.Tensor]:
-    shards = [load_file(shard) for shard in sorted(directory.glob("*.safetensors"))]
-    return {name: tensor for shard in shards for name, tensor in shard.items()}
 
 
 def section(directory: Path) -> dict[str, Any]:
@@ -99,7 +85,7 @@ def left_out(directory: Path) -> set[str]:
 def test_packed_weights_are_read_as_the_library_reads_them(packed: Path, tmp_path: Path) -> None:
     assert list(faults(open_checkpoint(packed), finite=True)) == []
     export(packed, tmp_path / "exported", progress=False)
-    for read in (values(packed), stored(tmp_path / "exported")):
+    for read in (values(packed), stored_tensors(tmp_path / "exported")):
         torch.testing.assert_close(read, values(packed.with_name("rounded")))
     assert "quantization_config" not in (tmp_path / "exported" / "config.json").read_text()
 
@@ -116,7 +102,7 @@ def test_all_but_attention_stays_as_it_was_packed(packed: Path, text: Path, tmp_
     small = open_checkpoint(tmp_path / "out")
     assert list(faults(small, finite=True)) == []
     check_packed(tmp_path / "out", small.layout, section(tmp_path / "out"))
-    before, after = stored(packed), stored(tmp_path / "out")
+    before, after = stored_tensors(packed), stored_tensors(tmp_path / "out")
     linears = {f"model.layers.{i}.self_attn.{x}_proj" for i in (0, 1) for x in "qkvo"}
     assert left_out(tmp_path / "out") == left_out(packed) | linears
     assert section(tmp_path / "out").get("kv_cache_scheme") is None
@@ -125,7 +111,7 @@ def test_all_but_attention_stays_as_it_was_packed(packed: Path, text: Path, tmp_
     assert {name for name in after if "self_attn" not in name} == kept.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in kept.items())
     # In later layers, the refit makes up for what down_proj could not.
-    plain, first = stored(tmp_path / "rounded"), "model.layers.0.self_attn."
+    plain, first = stored_tensors(tmp_path / "rounded"), "model.layers.0.self_attn."
     attention = {name: tensor for name, tensor in after.items() if name.startswith(first)}
     expected = {name: tensor for name, tensor in plain.items() if name.startswith(first)}
     torch.testing.assert_close(attention, expected, rtol=1e-3, atol=1e-4)
@@ -137,7 +123,7 @@ def test_a_layer_that_keeps_its_dims_is_copied(packed: Path, text: Path, tmp_pat
     layout = replace(dense, layers=(dense.layers[0], changed))
     plan = write_plan(tmp_path / "plan.json", packed, layout)
     compress(packed, tmp_path / "out", plan, calibration=[text], **SMALL)
-    before, after = stored(packed), stored(tmp_path / "out")
+    before, after = stored_tensors(packed), stored_tensors(tmp_path / "out")
     first = [name for name in before if ".0." in name and not name.endswith(("k_scale", "v_scale"))]
     assert {name for name in after if ".0." in name} == {*first}
     assert all(torch.equal(after[name], before[name]) for name in first)
@@ -270,7 +256,7 @@ def test_invalid_quantized_checkpoints_are_refused(
     scheme, change, named = DAMAGED[case]
     model = model_of(scheme)
     shutil.copytree(model, tmp_path / "model")
-    tensors, raw = stored(model), json.loads((model / "config.json").read_text())
+    tensors, raw = stored_tensors(model), json.loads((model / "config.json").read_text())
     for group in raw["quantization_config"].get("config_groups", {}).values():
         group["format"] = None
     change(tensors, raw["quantization_config"])
