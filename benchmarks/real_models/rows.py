@@ -48,6 +48,7 @@ _COMPRESSED = {
     "low rank .9": _planned(0.9, None, "--method", "lowrank"),
     "low rank .8": _planned(0.8, None, "--method", "lowrank"),
     "MLP .9": _planned(0.9, None, "--method", "prune"),
+    "MLP .8": _planned(0.8, None, "--method", "prune"),
     "KV .5, rotary": _planned(None, 0.5, "--method", "heads", "--key-form", "rotary"),
     "KV .5, latent": _planned(None, 0.5, "--method", "heads", "--key-form", "latent"),
     "KV .5, rotary, nothing merged": _planned(
