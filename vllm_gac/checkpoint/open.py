@@ -30,6 +30,7 @@ from vllm_gac.checkpoint.quantized.packing import PackedLinear
 from vllm_gac.checkpoint.regular_files import sha256_of_file
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.tensor_files import ShardFiles
+from vllm_gac.checkpoint.text_part import text_part
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.dims import ModelLayout, layout_in
@@ -52,7 +53,7 @@ class Checkpoint:
 
     Attributes:
         directory: The model directory.
-        raw_config: config.json as parsed JSON.
+        raw_config: config.json as parsed JSON; beside a vision model, that of the text model.
         config: The keys of config.json that we use, validated.
         layout: The dims of the model.
         tensors: What the headers of the files say, by tensor name; fused tensors by their parts.
@@ -273,6 +274,7 @@ def checkpoint_of(
     Raises CheckpointError if the config is none of a known family, or a fused tensor is wrong.
     """
     where = str(directory / "config.json")
+    raw, tensors = text_part(directory, raw, tensors)
     config = validate(HfConfig, dict(raw), where)
     layout = layout_in(config, where)
     checkpoint = Checkpoint(directory, raw, config, layout, tensors)

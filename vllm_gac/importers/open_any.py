@@ -112,7 +112,7 @@ def _recognized(
         layout == checkpoint.layout
     ):  # the shapes that differ are not dims of a layout: `faults` reports them
         return "dense", checkpoint
-    base, _ = dense_of(raw, str(directory / "config.json"))
+    base, _ = dense_of(checkpoint.raw_config, str(directory / "config.json"))
     pruned = imported(
         "hf-pruned",
         directory,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from vllm_gac.layout.families import FAMILIES, NAMES, Family
+from vllm_gac.layout.families import FAMILIES, NAMES, WITH_VISION, Family
 
 _MAX_LAYERS = 1024
 # Each key with the values that change nothing. null is always allowed.
@@ -94,6 +94,11 @@ def _other_family(model_type: str) -> str:
             f"model_type {model_type} is a Llama under another name: in a copy of config.json, set "
             'model_type to "llama" and architectures to ["LlamaForCausalLM"], and remove auto_map'
             f"{LLAMAS_CLASS[model_type]}"
+        )
+    if model_type == WITH_VISION:
+        return (
+            f"model_type {model_type} is a text model beside a vision model; 'vllm-gac export' "
+            "writes the text model alone"
         )
     return (
         f"model_type {model_type} is not supported yet; {NAMES} are. To serve such a model as it "

@@ -121,6 +121,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
     }
 )
+# The model_type of a vision model beside a text model, which has one of these families.
+WITH_VISION = "mistral3"
 _NAMES = [family.name for family in FAMILIES.values()]
 NAMES = f"{', '.join(_NAMES[:-1])} and {_NAMES[-1]}"
 

@@ -9,11 +9,12 @@ from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.locate import tokenized_by_mistral
 from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.writer import copy_auxiliary_files
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE
-from vllm_gac.texts.tokenizer import keep_tokens
+from vllm_gac.texts.tokenizer import has_template, keep_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -97,3 +98,7 @@ def write_files(source: Path, directory: Path, config: Mapping[str, Any], card: 
     write_json(directory / "config.json", config)
     write_text(directory / "README.md", card)
     keep_tokens(source, directory)
+    of_processor = directory / "chat_template.json"  # which a text model does not have
+    if of_processor.exists() and not has_template(directory):
+        template = read_json(of_processor).get("chat_template")
+        write_text(directory / "chat_template.jinja", str(template))
