@@ -67,7 +67,7 @@ _FOLDERS = {
     "serving": "tests/serving",
 }.items()
 _TESTS = (
-    "cd $TREE && python3 -m pytest -q -p no:cacheprovider -m gpu --durations 20 "
+    "cd $TREE && timeout -s INT 200 python3 -m pytest -q -p no:cacheprovider -m gpu --durations 20 "
     "--basetemp $L/pytest-{0} {1}"
 )
 
@@ -135,7 +135,7 @@ def main() -> None:
     """Print them."""
     jobs = [
         *before_all(),
-        *(job(f"tests-{name}", _TESTS.format(name, folders), 150) for name, folders in _FOLDERS),
+        *(job(f"tests-{name}", _TESTS.format(name, folders), 80) for name, folders in _FOLDERS),
         *(make(row, 130, "calibrate") for row in _ROWS),
         job("small-model", _SMALL_MODEL, 30, gpu=False),
         job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model"),
