@@ -15,9 +15,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from loadtest.mock_server import Asked, Mock, Timing, reply
+from loadtest.mock_server import Asked, Mock, Timing
 
-FaultKind = Literal["none", "refuse", "busy", "hang", "stall"]
+FaultKind = Literal["none", "refuse", "hang", "stall"]
 STALL = 0.5  # seconds
 
 
@@ -25,7 +25,6 @@ class Faulty(Mock):
     """The mock that does `fault` to every `every`-th request, and tells a log the truth.
 
     - refuse: it closes the connection without an answer.
-    - busy: it answers 503.
     - hang: it never answers.
     - stall: half a second passes in the middle of the answer.
 
@@ -51,12 +50,10 @@ class Faulty(Mock):
         self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         hit = next(self._numbers) % self._every == self._every // 2
-        if hit and self._fault in ("refuse", "busy", "hang"):
+        if hit and self._fault in ("refuse", "hang"):
             self._tell(asked, [])
             if self._fault == "hang":
                 await reader.read()  # until the client gives up
-            if self._fault == "busy":
-                return reply(writer, 503, {"error": {"message": "busy"}})
             return False
         mine = _Hit(**dataclasses.asdict(asked)) if hit else asked
         self._sent[id(mine)] = []

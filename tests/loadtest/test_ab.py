@@ -309,7 +309,7 @@ def test_steps_whose_client_did_not_keep_up_are_repeated_once(
     ("server", "message"),
     [
         (
-            "{python} -m tests.loadtest.faulty_server busy 1 /dev/null 0.1 0.02 {{port}}",
+            "{python} -m tests.loadtest.faulty_server refuse 1 /dev/null 0.1 0.02 {{port}}",
             "every request failed, such as",
         ),
         ("timeout 8 {python} -m loadtest mock --port {{port}}", "the server exited with 124"),

@@ -135,15 +135,6 @@ def test_a_ratio_is_within_its_limits(
     assert 0 <= estimate.low <= estimate.value <= estimate.high
 
 
-def test_units_without_a_partner_are_left_out() -> None:
-    numbers = np.repeat(np.arange(4), 50)
-    base = Samples(np.where(numbers == 3, 9.0, 1.0 + numbers / 10), numbers)
-    other = Samples(base.values[:150] / 2, numbers[:150])
-    units = np.array([0, 1, 2, -1]), np.array([0, 1, 2])
-    speedup = ratio(base, other, 50.0, units, True, by_start=True)
-    assert (speedup.low, speedup.value, speedup.high) == pytest.approx((2, 2, 2))
-
-
 def ratio_of_starts(one: list[float], two: list[float]) -> Estimate:
     """The ratio of two servers whose every request of a start takes so many seconds."""
     numbers = np.repeat(np.arange(len(one)), 10)

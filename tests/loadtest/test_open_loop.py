@@ -25,25 +25,6 @@ def schedule(count: int, gap_ms: int) -> Schedule:
     return Schedule(requests, PromptRules(), {})
 
 
-@pytest.mark.parametrize("processes", [1, 3])
-def test_the_shares_of_all_processes_make_the_schedule(processes: int) -> None:
-    records: list[Record] = []
-    with mock(Timing(0.001, 0.001)) as url:
-        for index in range(processes):
-            replay(
-                schedule(20, 5),
-                Target(url, "m"),
-                Share(index, processes),
-                time.time(),
-                PATIENCE,
-                records.append,
-            )
-    assert sorted(record.index for record in records) == list(range(20))
-    assert all(record.ok and record.completion_tokens == 2 for record in records)
-    assert all(record.scheduled == record.index * 0.005 for record in records)
-    assert all(record.sent >= record.scheduled for record in records)
-
-
 def test_a_server_that_does_not_answer_does_not_delay_the_next_request() -> None:
     # Nobody is answered before all ten have asked: a closed loop would wait for ever.
     all_asked = threading.Barrier(10)

@@ -111,38 +111,6 @@ def test_fail_on_names_what_it_fails_on(tmp_path: Path, capsys: pytest.CaptureFi
     assert "late is INVALID: requests were sent 100.0 ms late" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("starts", "rate", "baseline", "why"),
-    [
-        (
-            2,
-            2.0,
-            "dense",
-            "gac at 2/s of imaginary: cannot be told, because there are 2 of 3 starts",
-        ),
-        (3, 3.0, "dense", "gac at 2/s of imaginary: cannot be told, because gac has no valid run"),
-        (3, 2.0, None, "whether a server is worse cannot be told without a baseline"),
-        (3, 0.0, "dense", "whether a server is worse cannot be told: all runs are of dense"),
-    ],
-)
-@pytest.mark.usefixtures("without_plots")
-def test_fail_on_worse_fails_where_nobody_can_tell(
-    starts: int,
-    rate: float,
-    baseline: str | None,
-    why: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    runs = write_starts(tmp_path, starts)
-    if rate:
-        runs += write_starts(tmp_path, starts, "gac", rate=rate)
-    against = ["--baseline", baseline] if baseline else []
-    report = ["report", str(tmp_path / "r.html"), *map(str, runs), *against]
-    assert main([*report, "--fail-on", "worse"]) == 1
-    assert f"error: --fail-on: {why}" in capsys.readouterr().err
-
-
 def test_a_foreign_trace_of_one_request_has_a_report(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
     (run / "schedule.traffic.json").unlink()

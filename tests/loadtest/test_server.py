@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.ab.server import Running, running_server
+from loadtest.ab.server import running_server
 from loadtest.errors import LoadTestError
 from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until, wait_until_gone
@@ -38,18 +38,6 @@ def test_a_server_listens_inside_the_block_and_not_after_an_error(tmp_path: Path
     with pytest.raises(RuntimeError, match="mine"):
         measure()
     assert not is_listening(port)
-
-
-def test_a_server_that_exits_later_is_an_error_with_the_end_of_its_log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "log"
-    log.write_text("out of memory\n")
-    process = subprocess.Popen(["sh", "-c", "exit 9"])
-    process.wait()
-    with pytest.raises(LoadTestError, match=f"exited with 9; .* {log}"):
-        Running(process, "http://127.0.0.1:1", log, 1).check()
-    assert capsys.readouterr().err == "  | out of memory\n"
 
 
 @pytest.mark.parametrize(

@@ -2,31 +2,44 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from loadtest.ab.staircase import Step, split_into_runs, write_staircase
 from loadtest.report.summary import group_runs, summarize
 from loadtest.runs.health import ProcessHealth, write_health
-from loadtest.runs.records import Record, to_line, write_records
+from loadtest.runs.records import Record, write_records
 from loadtest.runs.run import load_run
 from loadtest.traffic import prompts
 from loadtest.traffic.generate import generate
-from loadtest.traffic.schedule import fingerprint, read_schedule, write_schedule
+from loadtest.traffic.schedule import Schedule, fingerprint, read_schedule, write_schedule
 from tests.loadtest.runs import scenario
 
 LENGTHS = {"input": 40, "output": 3}
 
 
-def steps(directory: Path, duration: float = 5.0, block_tokens: int = 16) -> list[Step]:
+def steps(directory: Path, rates: tuple[float, float] = (2.0, 6.0), **more: Any) -> list[Step]:
+    """Two steps of 5 s."""
     made = []
-    for number, rate in enumerate((2.0, 6.0)):
-        blocks = block_tokens + number * (block_tokens != 16)
-        short = scenario(lengths=LENGTHS, rate=rate, duration=5.0, block_tokens=blocks)
-        step = Step(directory / f"{rate:g}.jsonl", number * duration, (1.0, 4.0))
-        write_schedule(generate(short), step.schedule)
+    for number, rate in enumerate(rates):
+        given = {"lengths": LENGTHS, "duration": 5.0, "block_tokens": 16, "seed": number} | more
+        step = Step(directory / f"{number}.jsonl", number * 5.0, (1.0, 4.0))
+        write_schedule(generate(scenario(rate=rate, **given)), step.schedule)
         made.append(step)
     return made
+
+
+def replayed(directory: Path, parts: list[Step]) -> Schedule:
+    """Writes the staircase, and all of its run but the records of two processes."""
+    directory.mkdir()
+    write_staircase(parts, 1, directory / "schedule.jsonl")
+    info = {"label": "x", "start_at": 100.0, "processes": 2, "schedule_sha256": ""}
+    (directory / "run.json").write_text(json.dumps(info))
+    for process in range(2):
+        health = ProcessHealth(process, 0.1, 0.0, 0.001, 0.001)
+        write_health(health, directory / f"health.{process}.json")
+    return read_schedule(directory / "schedule.jsonl")
 
 
 def test_steps_share_no_prompt_and_neither_do_seeds(tmp_path: Path) -> None:
@@ -45,15 +58,9 @@ def test_steps_share_no_prompt_and_neither_do_seeds(tmp_path: Path) -> None:
 
 
 def test_a_turn_counts_where_it_was_due_and_not_where_it_was_planned(tmp_path: Path) -> None:
-    talk = {"sessions": {"turns": 3, "think": 0.5, "message": 10}, "block_tokens": 16}
-    parts = [Step(tmp_path / f"{n}.jsonl", n * 5.0, (1.0, 4.0)) for n in range(2)]
-    for seed, step in enumerate(parts):
-        drawn = scenario(lengths=LENGTHS, rate=6.0, duration=5.0, seed=seed, **talk)
-        write_schedule(generate(drawn), step.schedule)
+    parts = steps(tmp_path, (6.0, 6.0), sessions={"turns": 3, "think": 0.5, "message": 10})
     directory = tmp_path / "whole"
-    directory.mkdir()
-    write_staircase(parts, 1, directory / "schedule.jsonl")
-    whole = read_schedule(directory / "schedule.jsonl")
+    whole = replayed(directory, parts)
     of_step = [len(read_schedule(step.schedule).sessions()) for step in parts]
     assert len(whole.sessions()) == sum(of_step)
     records = []
@@ -63,9 +70,6 @@ def test_a_turn_counts_where_it_was_due_and_not_where_it_was_planned(tmp_path: P
             answered = [due + 0.5, due + 1]
             records.append(Record(index, due, 40, 3, due, answered, due + 1, 200, 40, 2))
     write_records(sorted(records, key=lambda r: r.index), directory / "records.0.jsonl")
-    write_health(ProcessHealth(0, 0.1, 0.0, 0.0, 0.0), directory / "health.0.json")
-    info = {"label": "x", "start_at": 100.0, "processes": 1, "schedule_sha256": ""}
-    (directory / "run.json").write_text(json.dumps(info))
     runs = [tmp_path / "a", tmp_path / "b"]
     split_into_runs(directory, parts, runs, {})
     for step, run in zip(parts, map(load_run, runs), strict=True):
@@ -80,21 +84,15 @@ def test_a_turn_counts_where_it_was_due_and_not_where_it_was_planned(tmp_path: P
 def test_each_step_is_the_run_that_it_would_have_been(tmp_path: Path) -> None:
     parts = steps(tmp_path)
     directory = tmp_path / "whole"
-    directory.mkdir()
-    write_staircase(parts, 1, directory / "schedule.jsonl")
-    lines: tuple[list[str], list[str]] = ([], [])
-    for index, request in enumerate(read_schedule(directory / "schedule.jsonl").requests):
+    records: list[Record] = []
+    for index, request in enumerate(replayed(directory, parts).requests):
         due = request.timestamp / 1000
         # Answers come late into the next step, and count where they were due.
         record = Record(index, due, 40, 3, sent=due + 0.001, tokens=[due + 1, due + 7])
         record.ended, record.completion_tokens = due + 7, 2
-        lines[index % 2].append(to_line(record) + "\n")
+        records.append(record)
     for process in range(2):
-        (directory / f"records.{process}.jsonl").write_text("".join(lines[process]))
-        health = ProcessHealth(process, 0.1, 0.0, 0.001, 0.001)
-        write_health(health, directory / f"health.{process}.json")
-    info = {"label": "x", "start_at": 100.0, "processes": 2, "schedule_sha256": ""}
-    (directory / "run.json").write_text(json.dumps(info))
+        write_records(records[process::2], directory / f"records.{process}.jsonl")
     out = [tmp_path / "a", tmp_path / "b"]
     split_into_runs(directory, parts, out, {"server_command": "vllm serve x", "gpus": 2})
     for step, where in zip(parts, out, strict=True):

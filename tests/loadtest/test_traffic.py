@@ -18,7 +18,6 @@ from loadtest.traffic.prompts import text, token_ids
 from loadtest.traffic.scenario import PRESETS, Scenario, load_scenario
 from loadtest.traffic.schedule import (
     PromptRules,
-    Schedule,
     ScheduledRequest,
     read_schedule,
     write_schedule,
@@ -58,45 +57,29 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     )
 
 
-def generated(drawn: Scenario) -> Schedule:
-    """The schedule of a scenario that has one: a bursty process may be silent for so long."""
-    try:
-        return generate(drawn)
-    except LoadTestError:
-        reject()
-
-
-@settings(max_examples=20)
+@settings(max_examples=30)
 @given(drawn=scenarios())
-def test_a_schedule_is_deterministic_and_survives_its_file(
+def test_a_schedule_is_deterministic_survives_its_file_and_fits_the_context(
     drawn: Scenario, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    schedule = generated(drawn)
+    try:
+        schedule = generate(drawn)
+    except LoadTestError:
+        reject()  # a bursty process may be silent for so long
     assert generate(drawn) == schedule
     path = tmp_path_factory.mktemp("schedule") / "s.jsonl"
     write_schedule(schedule, path)
     assert read_schedule(path) == schedule
-
-
-@settings(max_examples=20)
-@given(drawn=scenarios())
-def test_requests_fit_the_context_and_their_blocks(drawn: Scenario) -> None:
-    schedule = generated(drawn)
     for request in schedule.requests:
         assert request.input_length >= 1
         assert request.output_length >= 1
         if drawn.max_model_len:
             assert request.input_length + request.output_length <= drawn.max_model_len
         assert len(request.hash_ids) == -(-request.input_length // drawn.block_tokens)
-
-
-@settings(max_examples=20)
-@given(drawn=scenarios())
-def test_a_turn_begins_with_the_prompt_before_it(drawn: Scenario) -> None:
-    schedule = generated(drawn)
     assert [r.timestamp for r in schedule.requests] == sorted(
         r.timestamp for r in schedule.requests
     )
+    # A turn begins with the prompt before it.
     for turns in schedule.sessions():
         requests = [schedule.requests[turn] for turn in turns]
         assert len(requests) == 1 or drawn.sessions is not None

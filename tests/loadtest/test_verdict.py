@@ -116,6 +116,8 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
         ("records.0.jsonl", "completion_tokens", "many"),
         ("records.0.jsonl", "error", ["busy"]),
         ("records.0.jsonl", "tokens", [1.5, None]),
+        ("records.0.jsonl", "index", "0"),
+        ("records.0.jsonl", "place", 0),
     ],
 )
 def test_a_value_that_cannot_be_is_named(
@@ -125,7 +127,8 @@ def test_a_value_that_cannot_be_is_named(
     lines = path.suffix == ".jsonl"
     first, *others = path.read_text().splitlines(keepends=True) if lines else [path.read_text()]
     path.write_text(json.dumps(json.loads(first) | {key: value}) + "\n" + "".join(others))
-    with pytest.raises(LoadTestError, match=rf"{tmp_path / 'a'}.*(: {key}|number)"):
+    where = rf"{tmp_path / 'a'}.*{':1' * lines}.*(: {key}|number)"
+    with pytest.raises(LoadTestError, match=where):
         load_run(path.parent)
 
 
