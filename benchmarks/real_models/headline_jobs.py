@@ -8,6 +8,7 @@ path. Three starts of all its traffic take longer than a lease, so a lease measu
 PART 1, 2 or 3. What time takes is the end of the search: the report is of the runs that are whole.
 At home, one report joins the runs of all leases:
 
+    cat loadtest.tar.xz.* | tar -xJ -C lease-1
     python -m loadtest report headline.html lease-*/loadtest/runs/* --baseline dense-fp8
 
 .models/loadtest_wheels has the wheels of locust for the host, and of what else it lacks.

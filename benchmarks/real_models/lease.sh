@@ -76,12 +76,12 @@ done
 if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
   for name in rows.jsonl jobs.jsonl speed.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
-  [ ! -e "$TEXTS" ] || tar -czf "$OUT/answers.tgz" -C "$TEXTS" . || true
+  [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || tar -czf "$OUT/answers.tgz" -C "$TEXTS" . || true
   [ ! -e "$SMALL_RESULTS/rows.jsonl" ] || cp "$SMALL_RESULTS/rows.jsonl" "$OUT/rows_small.jsonl"
   if [ -e "$RESULTS/loadtest" ]; then # the runs so far, without what they were made of
     cp "$RESULTS"/loadtest/report.* "$OUT/" 2> /dev/null || true
-    (cd "$RESULTS" && tar -cz $(ls -d loadtest/{runs,turns,comparison.json,report.*,*.log} 2> /dev/null)) \
-      | split -b 15000000 -d - "$OUT/loadtest.tgz." || true
+    (cd "$RESULTS" && tar -c $(ls -d loadtest/{runs,turns,comparison.json,report.*,*.log} 2> /dev/null)) \
+      | xz -T0 -2 | split -b 15000000 -d - "$OUT/loadtest.tar.xz." || true
   fi
   # Plans, and of the statistics what they follow from: errors and probes.
   [ -e "$WORK/curves.npz" ] || [ ! -e "$STATS" ] || python3 - "$STATS" "$WORK/curves.npz" <<'PY' || true
@@ -96,7 +96,7 @@ PY
 fi
 echo "== $(($(date +%s) - $(cat "$X/began"))) s after the first call"
 cat "$L/lease.log" 2> /dev/null || true
-tail -n 40 "$RESULTS/jobs.jsonl" 2> /dev/null || true
+tail -n 40 "$RESULTS/jobs.jsonl" "$RESULTS/logs/compare.log" 2> /dev/null || true
 cat "$RESULTS/rows.jsonl" "$SMALL_RESULTS/rows.jsonl" 2> /dev/null > "$L/rows" || true
 python3 - "$L/rows" <<'PY' || true
 import json, sys

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.common.json_lines import append_line, lines_of
 from benchmarks.common.result import Result
-from benchmarks.real_models import answers, parts, texts
+from benchmarks.real_models import answers, headline_jobs, parts, texts
 from benchmarks.real_models.__main__ import main
 from benchmarks.real_models.as_served import against_reference
 from benchmarks.real_models.compressed import Making, directory_name
@@ -25,6 +25,7 @@ from benchmarks.real_models.overlap import Overlap
 from benchmarks.real_models.page import write_result
 from benchmarks.real_models.prompts import prompts
 from benchmarks.real_models.rows import ROWS, chosen
+from loadtest.ab.comparison_file import load_comparison
 from tests.support.dense_models import config, write, write_text
 from tests.support.stored_models import logits_of
 from tests.support.waiting import wait_until_gone
@@ -288,6 +289,31 @@ def test_a_gpu_becomes_empty_for_the_job_that_is_to_have_it_alone(tmp_path: Path
         line["job"] for line in lines_of(tmp_path / "jobs.jsonl") if line["status"] == "begins"
     ]
     assert begun == ["first", "alone", "later"]
+
+
+@pytest.mark.parametrize("comparison", ["h200-fp8", "coder", "mine.yaml"])
+def test_a_lease_compares_servers_when_their_models_are_there(
+    comparison: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COMPARISON", comparison)
+    headline_jobs.main()
+    jobs = [Job(**job) for job in json.loads(capsys.readouterr().out)]
+    *before, compare = jobs
+    assert compare.needs == [job.name for job in before[-1:]]
+    assert {need for job in before for need in job.needs} <= {job.name for job in before}
+    assert "--side-by-side" in compare.command
+    assert f"{comparison.removesuffix('.yaml')}.yaml $RESULTS" in compare.command
+
+
+def test_the_trained_models_comparison_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = tmp_path / "build" / "coder" / "prompts.jsonl"
+    prompts.parent.mkdir(parents=True)
+    prompts.write_text('{"messages": [{"role": "user", "content": "Hello"}]}\n')
+    monkeypatch.chdir(tmp_path)
+    comparison = load_comparison(Path(headline_jobs.__file__).with_name("coder.yaml"))
+    assert len(comparison.servers) == 3
 
 
 def test_the_page_has_a_line_for_each_row(tmp_path: Path) -> None:
