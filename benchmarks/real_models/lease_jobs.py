@@ -141,13 +141,13 @@ def main() -> None:
         job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model"),
         job("served-dense", _DENSE, 120, "model"),
         *(_heal(row) for row in _HEALED),
+        *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
         *(
             job(f"small-{n}", f'{_SMALL_MEASURE} "{row}" "{row}{HEALED}"', 100, "small-answers")
             for n, row in enumerate(_SMALL_ROWS)
         ),
         *(_served(row, 120) for row in _ROWS),
         *(make(row, 80, "calibrate") for row in _EXPECTED),
-        *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
         job("speed", _SPEED, 300, "make-kv--5", "make-all-methods--9--kv--75") | {"alone": True},
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
         *(_texts(row, 80) for row in _ROWS),
