@@ -108,9 +108,7 @@ def _recognized(
     if all(stored[name].shape == shape for name, shape in expected.items() if name in stored):
         return "dense", checkpoint
     layout = infer_layout(checkpoint)
-    if (
-        layout == checkpoint.layout
-    ):  # the shapes that differ are not dims of a layout: `faults` reports them
+    if layout == checkpoint.layout:  # what differs is no dim of a layout: `faults` reports it
         return "dense", checkpoint
     base, _ = dense_of(checkpoint.raw_config, str(directory / "config.json"))
     pruned = imported(

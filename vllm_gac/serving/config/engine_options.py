@@ -19,6 +19,7 @@ from vllm_gac.kernels.gpu_limits import HOPPER, converts_e4m3
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE, FAMILIES, NAMES
+from vllm_gac.serving.loading.quantized_checkpoint import quantization_section
 from vllm_gac.serving.registration import BACKENDS, refuse_if_unregistered
 
 if TYPE_CHECKING:
@@ -257,9 +258,8 @@ def check_experts(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
     if layout.experts is None:
         return
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    packed = getattr(model.hf_config, "quantization_config", None)
     for option, is_given in (
-        ("config.json: quantization_config", packed is not None),
+        ("config.json: quantization_config", quantization_section(model.hf_config) is not None),
         ("--quantization", model.quantization or model.quantization_config),
         ("--enable-lora", vllm_config.lora_config),
         ("--enable-expert-parallel", parallel.enable_expert_parallel),

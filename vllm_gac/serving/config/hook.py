@@ -21,7 +21,7 @@ from vllm_gac.serving.config.overrides import resolve_overrides
 from vllm_gac.serving.config.served_layout import align_config, resolve_cache_dtype, shard_config
 from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.preflight import preflight
-from vllm_gac.serving.loading.quantized_checkpoint import check_cache_scheme, check_packed
+from vllm_gac.serving.loading.quantized_checkpoint import check_cache_scheme
 from vllm_gac.serving.registration import refuse_if_unregistered
 
 if TYPE_CHECKING:
@@ -102,10 +102,5 @@ def _choose_load_format(load_config: "LoadConfig") -> None:
 def _preflight(directory: Path, config: GacConfig, load_config: "LoadConfig") -> None:
     """Check the tensor headers of a local directory, unless weights are dummies."""
     dummy = load_config.model_loader_extra_config.get("weights") == "dummy"
-    if not directory.is_dir() or dummy:
-        return
-    quantization = getattr(config, "quantization_config", None)
-    if quantization is None:
+    if directory.is_dir() and not dummy:
         preflight(directory, config)
-    else:
-        check_packed(directory, config.stored, quantization)

@@ -19,6 +19,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.tensor_parallel import check_split, repeated_heads
 from vllm_gac.serving.gac_config import GacConfig, set_served_layout
 from vllm_gac.serving.loading.options import loader_options
+from vllm_gac.serving.loading.quantized_checkpoint import quantization_section
 from vllm_gac.serving.vllm_internals import online_quantizations
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def align_config(vllm_config: "VllmConfig") -> None:
     padded = padded_layout(stored, options.align or "minimal", options.gpu, tp, quantized)
     if padded == stored:
         return
-    if _is_packed(vllm_config):
+    if quantization_section(model_config.hf_config) is not None:
         if options.align is not None:
             raise CheckpointError(
                 f"--model-loader-extra-config: align {options.align} would pad dims that quantized "
@@ -93,7 +94,7 @@ def shard_config(vllm_config: "VllmConfig") -> None:
     first = next(index for index, (before, after) in enumerate(pairs) if before != after)
     heads = min(layout.layers[first].key.heads, layout.layers[first].value.heads)
     reason = None
-    if _is_packed(vllm_config):
+    if quantization_section(model_config.hf_config) is not None:
         reason = "quantized tensors cannot be"
     elif vllm_config.weight_transfer_config is not None:
         reason = "weights that a trainer sends would not fit"
@@ -108,10 +109,6 @@ def shard_config(vllm_config: "VllmConfig") -> None:
     set_served_layout(model_config, served)
 
 
-def _is_packed(vllm_config: "VllmConfig") -> bool:
-    return getattr(vllm_config.model_config.hf_config, "quantization_config", None) is not None
-
-
 def requested_quantization(vllm_config: "VllmConfig") -> QuantizationMultiples:
     """The multiples that `--quantization`, `--quantization-config` and `--kv-cache-dtype` need."""
     multiples = (LINEAR_MULTIPLES.get(name, 1) for name in quantizations(vllm_config.model_config))
@@ -124,7 +121,7 @@ def resolve_cache_dtype(vllm_config: "VllmConfig") -> None:
 
     vLLM does so when it builds the first attention layer, after kernels and sizes are chosen.
     """
-    packed = getattr(vllm_config.model_config.hf_config, "quantization_config", None) or {}
+    packed = quantization_section(vllm_config.model_config.hf_config) or {}
     cache = vllm_config.cache_config
     is_scaled = packed.get("quant_method") == "compressed-tensors" and packed.get("kv_cache_scheme")
     if is_scaled and cache.cache_dtype == "auto":

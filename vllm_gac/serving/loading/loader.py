@@ -36,7 +36,7 @@ from vllm_gac.layout.tensor_parallel import repeated_tensor, with_heads_of
 from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.options import loader_options
 from vllm_gac.serving.loading.preflight import preflight, refuse_unserved_files
-from vllm_gac.serving.loading.quantized_checkpoint import check_packed
+from vllm_gac.serving.loading.quantized_checkpoint import quantization_section
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
@@ -70,7 +70,9 @@ class GacModelLoader(DefaultModelLoader):
         if self.options.weights == "dummy":
             DummyModelLoader(LoadConfig(load_format="dummy")).load_weights(model, model_config)
             return
-        if self.options.enable_weights_track is None and _is_packed_gac(model_config):
+        hf_config = model_config.hf_config
+        is_packed_gac = quantization_section(hf_config) is not None and hasattr(hf_config, "gac")
+        if self.options.enable_weights_track is None and is_packed_gac:
             # vLLM tracks loaded weights of unquantized models only. Without tracking, a scale that
             # no file has would keep whatever is in memory.
             self.enable_weights_track = True
@@ -150,7 +152,7 @@ class GacModelLoader(DefaultModelLoader):
         refuse_unserved_files(Path(model_config.model))
         try:
             config = GacConfig.of(model_config.hf_config)
-            layout = config.stored
+            _ = config.stored
         except CheckpointError as e:
             if getattr(model_config, "runner_type", None) != "draft":
                 raise CheckpointError(
@@ -167,22 +169,12 @@ class GacModelLoader(DefaultModelLoader):
             fall_back_to_pt=False,
             allow_patterns_overrides=None,
         )
-        if _is_packed(model_config):
-            check_packed(Path(folder), layout, config.quantization_config)
-            return None  # vLLM reads the quantizer's format
-        checkpoint = preflight(Path(folder), config)
+        if (checkpoint := preflight(Path(folder), config)) is None:
+            return None
         for fault in rope_faults(checkpoint):
             raise CheckpointError(fault)
         logger.info("All %d tensor headers are as the config says", len(checkpoint.tensors))
         return checkpoint
-
-
-def _is_packed(model_config: ModelConfig) -> bool:
-    return getattr(model_config.hf_config, "quantization_config", None) is not None
-
-
-def _is_packed_gac(model_config: ModelConfig) -> bool:
-    return _is_packed(model_config) and getattr(model_config.hf_config, "gac", None) is not None
 
 
 def _prefixes_of_other_stages(model: nn.Module) -> tuple[str, ...]:

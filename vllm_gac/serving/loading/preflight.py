@@ -1,6 +1,5 @@
 """Checks a model directory before anything is loaded: its tensors must match the config."""
 
-import itertools
 from pathlib import Path
 
 from vllm_gac.checkpoint.fused import without_fused
@@ -9,8 +8,11 @@ from vllm_gac.checkpoint.locate import locate_weights, state_dict_files, without
 from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.serving.gac_config import GacConfig
-
-MAX_FAULTS = 5
+from vllm_gac.serving.loading.quantized_checkpoint import (
+    check_packed,
+    quantization_section,
+    refuse_faulty,
+)
 
 
 def refuse_unserved_files(directory: Path) -> None:
@@ -23,28 +25,32 @@ def refuse_unserved_files(directory: Path) -> None:
     raise CheckpointError(f"{directory}: {fault}")
 
 
-def preflight(directory: Path, config: GacConfig) -> Checkpoint:
+def preflight(directory: Path, config: GacConfig) -> Checkpoint | None:
     """Locate and read the files in `directory`, and check their headers against what is served.
 
     Args:
         directory: A directory with a gac model or a dense one.
         config: The config that is served. Its stored layout is the one that the files must have.
 
+    Returns:
+        The model; None if a quantizer has packed it, so that vLLM's own loader reads it.
+
     Raises:
         CheckpointError: The directory does not hold exactly the tensors of that layout.
     """
     layout = config.stored
+    if (quantization := quantization_section(config)) is not None:
+        check_packed(directory, layout, quantization)
+        return None
     refuse_unserved_files(directory)
     headers = read_headers(locate_weights(directory))
     is_dense = config.checked.gac is None
     stored = without_fused(directory, config.model_type, layout, headers) if is_dense else headers
     # The served config counts, not the file: --hf-overrides may have changed it.
     checkpoint = Checkpoint(directory, config.original, config.checked, layout, stored)
-    named = list(itertools.islice(faults(checkpoint), MAX_FAULTS))
-    if checkpoint.unread is None and checkpoint.quantization is not None:
-        # vLLM would pack linear layers, and our loader would not.
-        named = ["config.json: compression_config: packed; name it quantization_config"]
-    if named:
-        advice = "; 'vllm-gac import' reads what other tools wrote" if is_dense else ""
-        raise CheckpointError(f"refusing to serve {directory}: {'; '.join(named)}{advice}")
+    advice = "; 'vllm-gac import' reads what other tools wrote" if is_dense else ""
+    refuse_faulty(directory, faults(checkpoint), advice)
+    if checkpoint.quantization is not None:
+        # vLLM would pack linear layers by this key, too, and our loader would not.
+        refuse_faulty(directory, ["config.json: compression_config: name it quantization_config"])
     return checkpoint

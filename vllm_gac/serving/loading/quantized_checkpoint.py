@@ -20,7 +20,6 @@ from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.serving.loading.preflight import MAX_FAULTS
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +35,19 @@ _SCALES = ("weight_scale", "weight_scale_inv", "scales")
 # one of each.
 _BY_COMPRESSOR = "compressed-tensors"
 _ONE_SCALE, _SCALES_BY_HEAD = "tensor", "attn_head"
+_MAX_FAULTS = 5  # that a message names
+
+
+def quantization_section(hf_config: "PreTrainedConfig") -> Mapping[str, Any] | None:
+    """What config.json says of packed tensors, its `quantization_config`; None: there are none."""
+    section: Mapping[str, Any] | None = getattr(hf_config, "quantization_config", None)
+    return section
+
+
+def refuse_faulty(directory: Path, faults: Iterable[str], advice: str = "") -> None:
+    """Raise CheckpointError, which names the first of the `faults` of a model, if there are any."""
+    if named := list(itertools.islice(faults, _MAX_FAULTS)):
+        raise CheckpointError(f"refusing to serve {directory}: {'; '.join(named)}{advice}")
 
 
 def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str, Any]) -> None:
@@ -65,14 +77,12 @@ def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str
         _layers_without_scales(tensors, layout, quantization),
         _unknown_tensors(tensors, layout),
     )
-    named = list(itertools.islice(faults, MAX_FAULTS))
-    if named:
-        raise CheckpointError(f"refusing to serve {directory}: {'; '.join(named)}")
+    refuse_faulty(directory, faults)
 
 
 def check_cache_scheme(hf_config: "PreTrainedConfig") -> None:
     """Raise CheckpointError if the config gives the KV cache scales that no gac layer has."""
-    packed = getattr(hf_config, "quantization_config", None) or {}
+    packed = quantization_section(hf_config) or {}
     strategy = _strategy(packed.get("kv_cache_scheme"))
     served = [_ONE_SCALE]
     if packed.get("quant_method") == _BY_COMPRESSOR:
