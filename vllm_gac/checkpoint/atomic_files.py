@@ -44,15 +44,11 @@ def copy_file(source: Path, path: Path) -> None:
         _write(path, copy)
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, "torch.Tensor"], metadata: Mapping[str, str] | None = None
-) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, "torch.Tensor"]) -> None:
     """Write a safetensors file atomically."""
     from safetensors.torch import save_file
 
-    _write(
-        path, lambda partial: save_file(dict(tensors), partial, dict(metadata or {"format": "pt"}))
-    )
+    _write(path, lambda partial: save_file(dict(tensors), partial, {"format": "pt"}))
 
 
 def write_floats(

@@ -82,7 +82,6 @@ def head_gradients(
     read: Callable[[str], torch.Tensor],
     hidden: torch.Tensor,
     draws: int,
-    seed: int = _SEED,
 ) -> torch.Tensor:
     """Gradients of each sequence's loss, summed over its tokens, by the last layer's output.
 
@@ -91,14 +90,13 @@ def head_gradients(
         read: Reads its tensors.
         hidden: What leaves the last layer, [count, length, hidden].
         draws: How often tokens are drawn.
-        seed: Of the draws.
 
     Returns:
         [draws, count, length, hidden] where `hidden` is. Those of the last token, which predicts
         nothing, are zero.
     """
     norm, unembedding = head_weights(model, read)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(_SEED)
     gradients = torch.zeros(draws, *hidden.shape, dtype=model.dtype, device=hidden.device)
     for number, states in enumerate(hidden):
         for start, some in enumerate(states[:-1].split(ROWS)):

@@ -17,11 +17,11 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.serving.config.engine_options import gac_backend_requested
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-from vllm_gac.layout.dims import ModelLayout
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 

@@ -44,10 +44,9 @@ def evaluate_engine(
 ) -> Perplexity:
     """The perplexity of `model` on `texts`, by vLLM in this process.
 
-    The windows are those of `perplexity.py`. `quantization` and `kv_cache_dtype` are
-    vLLM's options. vLLM keeps its memory until the process ends, so call this once per process.
-    Raises ModuleNotFoundError without vLLM, and
-    CheckpointError if vLLM cannot run `model`.
+    The windows are those of `perplexity.py`. `quantization` and `kv_cache_dtype` are vLLM's
+    options. vLLM keeps its memory until the process ends, so call this once per process. Raises
+    ModuleNotFoundError without vLLM, and CheckpointError if vLLM cannot run `model`.
     """
     require_vllm()  # before the model is read
     model = model_directory(model, revision)

@@ -1,6 +1,6 @@
 """Perplexity of a model directory on text files, computed by the torch reference model.
 
-evaluate_engine.py computes it by vLLM in this process; both predict the same tokens. compare.py
+engine.py computes it by vLLM in this process; both predict the same tokens. compare.py
 divides two models' perplexities.
 """
 

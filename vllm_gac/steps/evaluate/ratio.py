@@ -55,8 +55,3 @@ def _widened(groups: int) -> float:
     )
     t = z + sum(term / freedom**power for power, term in enumerate(terms, 1))
     return float(t / z * math.sqrt(groups / freedom))
-
-
-def shown(middle: float, low: float, high: float) -> str:
-    """A ratio and its interval, as tables have them."""
-    return f"{middle:.4f} ({low:.4f} to {high:.4f})"
