@@ -1,9 +1,8 @@
 """How much memory a healing needs, and what is trained if that is not said.
 
 A trained number takes 16 bytes of the GPU: itself, its gradient and Adam's two moments, each in
-fp32. All other weights lie on the GPU as they are stored,
-and so does the teacher. Where several processes heal together, each GPU has its shard of all but
-embeddings and activations.
+fp32. All other weights lie on the GPU as they are stored, and so does the teacher. Where several
+processes heal together, each GPU has its shard of all but embeddings and activations.
 """
 
 import math

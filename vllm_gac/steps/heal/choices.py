@@ -1,8 +1,8 @@
-"""What a healing chooses by itself: whole weights or adapters, and the learning rate."""
+"""What a healing chooses by itself: whole weights or adapters, its steps, and what a GPU holds."""
 
 import logging
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,15 +21,27 @@ logger = logging.getLogger(__name__)
 DEFAULT_ADAPTER_RANK = 32
 
 
-def choices(
-    request: HealRequest, inputs: HealInputs, processes: Processes
-) -> tuple[HealRequest, Schedule, int, int]:
-    """The request with what is trained and the learning rate filled in; steps; tokens at once.
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How a model is healed.
 
-    Last comes how many layers keep their activations for the backward pass.
+    Attributes:
+        request: The request with `train`, "full" or "lora", `lora_rank` and `learning_rate`.
+        steps: Its steps.
+        tokens_at_once: Tokens that run forward and backward at once.
+        kept_layers: How many layers keep their activations for the backward pass.
+    """
 
-    `train` is "full", or "lora" with the `lora_rank`. Raises HealingError if the request cannot be
-    met with these inputs, or in the memory of this machine.
+    request: HealRequest
+    steps: Schedule
+    tokens_at_once: int
+    kept_layers: int
+
+
+def choices(request: HealRequest, inputs: HealInputs, processes: Processes) -> Choices:
+    """Choose what the request leaves open.
+
+    Raises HealingError if it cannot be met with these inputs, or in the memory of this machine.
     """
     gpu = _gpu_memory(processes)
     fitting = tokens_at_once(inputs.student.layout, inputs.teacher.layout, gpu)
@@ -52,7 +64,7 @@ def choices(
         lora_rank=rank,
         learning_rate=steps.learning_rate,
     )
-    return chosen, steps, at_once, kept
+    return Choices(chosen, steps, at_once, kept)
 
 
 def _gpu_memory(processes: Processes) -> tuple[int, int] | None:

@@ -31,7 +31,7 @@ from vllm_gac.healing.train import Healing
 from vllm_gac.options import record_of
 from vllm_gac.runs.workspace import HEALING
 from vllm_gac.steps.calibrate.text import given_files
-from vllm_gac.steps.heal.choices import choices
+from vllm_gac.steps.heal.choices import Choices, choices
 from vllm_gac.steps.heal.inputs import HealInputs
 from vllm_gac.steps.heal.request import HealRequest
 from vllm_gac.steps.model_card import healed_card
@@ -141,7 +141,8 @@ def heal(
             output = Output(out, "heal", files, resume, processes.is_first)
             output.check()
             inputs = HealInputs.open(directory, teacher, text, held_out, request)
-            request, steps, at_once, kept = choices(request, inputs, processes)
+            chosen = choices(request, inputs, processes)
+            request, steps = chosen.request, chosen.steps
             record = {
                 "device": _device_name(device),
                 "processes": processes.count,
@@ -152,7 +153,7 @@ def heal(
         if processes.broadcast(run.finished):
             return _recorded(out)
         logger.info(_announcement(steps, inputs, request, device, processes.count))
-        distillation, weights = _models(inputs, request, processes, at_once, kept)
+        distillation, weights = _models(inputs, chosen, processes)
         state = run.work / HEALING
         healing = Healing(
             distillation,
@@ -185,12 +186,12 @@ def heal(
 
 
 def _models(
-    inputs: HealInputs, request: HealRequest, processes: Processes, at_once: int, kept: int
+    inputs: HealInputs, chosen: Choices, processes: Processes
 ) -> tuple[Distillation, Student]:
     """The student beside its teacher, and the student's weights."""
     student, dense = inputs.student, inputs.teacher
     with student.reader() as read, dense.reader() as read_teacher:
-        weights = Student(student.layout, read, processes, request.lora_rank, inputs.unit)
+        weights = Student(student.layout, read, processes, chosen.request.lora_rank, inputs.unit)
         fixed = Teacher(dense.layout, read_teacher, processes)
     processes.shard_rest(weights.rest, weights.layers, fixed.layers)
     target = str(processes.device)
@@ -200,8 +201,8 @@ def _models(
         rest=weights.rest,
         processes=processes,
         mixed=processes.device.type == "cuda" and _is_bf16(weights),
-        tokens_at_once=at_once,
-        kept_layers=kept,
+        tokens_at_once=chosen.tokens_at_once,
+        kept_layers=chosen.kept_layers,
     )
     return distillation, weights
 

@@ -14,8 +14,8 @@ class HealRequest:
     """What a healing trains, and how: each field is an option of `vllm-gac heal`.
 
     None, where it is the default, leaves the choice to the run: all tokens of the text once; a
-    learning rate that suits the size of the dense model's weights;
-    adapters of rank 32; and a 256th of the tokens in each step.
+    learning rate that suits the size of the dense model's weights; adapters of rank 32; and a 256th
+    of the tokens in each step.
 
     Raises:
         HealingError: A value is not allowed.
