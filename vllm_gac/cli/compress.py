@@ -3,6 +3,7 @@
 import argparse
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vllm_gac.cli import options
 from vllm_gac.cli.budgets import print_budgets
@@ -10,6 +11,9 @@ from vllm_gac.cli.output import named, print_json, print_layers, quoted, serve_h
 from vllm_gac.options import options_of
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress.request import CompressRequest
+
+if TYPE_CHECKING:
+    from vllm_gac.steps.compress.compress import Compressed
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +93,6 @@ def run(args: argparse.Namespace) -> int:
     _warn_of_deprecated(args)
 
     from vllm_gac.steps.compress.compress import compress
-    from vllm_gac.steps.compress.inputs import held_out_text
-    from vllm_gac.steps.inspect import KV_CACHE_BYTES
-    from vllm_gac.steps.max_loss.attempt import Attempt, asked_for, described
 
     done = compress(
         args.model,
@@ -103,25 +104,36 @@ def run(args: argparse.Namespace) -> int:
         **options.device_arguments(args),
         **options.given(args, "calibration", "stats", "held_out"),
     )
-    dense, layout, reached = done.dense, done.layout, done.max_loss
     if args.json:
-        print_json(
-            {
-                "out": str(args.out),
-                "parameters": layout.parameters,
-                "dense_parameters": dense.parameters,
-                "kv_bytes_per_token": layout.kv_elements * KV_CACHE_BYTES,
-                "dense_kv_bytes_per_token": dense.kv_elements * KV_CACHE_BYTES,
-                "expected_loss": done.plan.expected_loss,
-                "measured": done.measured and done.measured.model_dump(mode="json"),
-            }
-            | ({"max_loss": reached} if reached else {})
-        )
-        return 0
+        print_json(_as_json(args, done))
+    else:
+        _print(args, done)
+    return 0
+
+
+def _as_json(args: argparse.Namespace, done: "Compressed") -> dict[str, Any]:
+    from vllm_gac.steps.inspect import KV_CACHE_BYTES
+
+    dense, layout, reached = done.dense, done.layout, done.max_loss
+    return {
+        "out": str(args.out),
+        "parameters": layout.parameters,
+        "dense_parameters": dense.parameters,
+        "kv_bytes_per_token": layout.kv_elements * KV_CACHE_BYTES,
+        "dense_kv_bytes_per_token": dense.kv_elements * KV_CACHE_BYTES,
+        "expected_loss": done.plan.expected_loss,
+        "measured": done.measured and done.measured.model_dump(mode="json"),
+    } | ({"max_loss": reached} if reached else {})
+
+
+def _print(args: argparse.Namespace, done: "Compressed") -> None:
+    from vllm_gac.steps.compress.inputs import held_out_text
+    from vllm_gac.steps.max_loss.attempt import Attempt, asked_for, described
+
     print_budgets(done.plan)
     print()
-    print_layers([layer.section() for layer in layout.layers])
-    if reached:
+    print_layers([layer.section() for layer in done.layout.layers])
+    if reached := done.max_loss:
         measured = Attempt(**reached["measured"], layers=[])
         by = "" if measured.scores else f", on {measured.tokens:,} tokens of held-out text"
         print(
@@ -138,7 +150,6 @@ def run(args: argparse.Namespace) -> int:
     dense_model = named(args.model, args.revision, "--against-revision")
     which = f"{quoted(args.out)} --against {dense_model}"
     print(f"Measure it:  vllm-gac evaluate {which} --text {text}")
-    return 0
 
 
 def _warn_of_deprecated(args: argparse.Namespace) -> None:

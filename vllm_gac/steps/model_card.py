@@ -26,13 +26,13 @@ def compressed_card(
     plan: Plan,
     layout: ModelLayout,
     measured: Measured | None,
-    calibrated_on: str | None = None,
-    told: str | None = None,
+    calibrated_on: str | None,
+    unpacked: str | None,
 ) -> str:
     """The card of the model that `plan` makes of the dense model in `checkpoint`.
 
     `measured` is None if no statistics were needed. `calibrated_on` says what text they are of;
-    None if that is unknown. `told` is a sentence about what is no longer packed, if anything was.
+    None if that is unknown. `unpacked` is a sentence about what is no longer packed, or None.
     """
     calibration = "none needed"
     if measured is not None:
@@ -52,7 +52,7 @@ def compressed_card(
         f"{_budget('parameters', plan.parameters, plan.param_ratio)}\n"
         f"{_budget('KV cache, numbers per token', plan.kv_elements, plan.kv_ratio)}",
         f"Methods: {methods}. Alignment: {plan.align}. Calibration: {calibration}.{_loss(plan)}"
-        f"{_times(plan)}{'' if told is None else f' Quantized as before, but {told}.'}",
+        f"{_times(plan)}{'' if unpacked is None else f' Quantized as before, but {unpacked}.'}",
         _origin(base),
         _layer_table(layout),
         "`plan.json` holds these dims and their budgets; `gac` in `config.json` is what serving "

@@ -53,7 +53,7 @@ def unpacked(checkpoint: Checkpoint, layout: ModelLayout) -> list[str]:
     return [name for name in names if f"{name}.weight" in checkpoint.packed]
 
 
-def told_of_packed(checkpoint: Checkpoint, layout: ModelLayout) -> str:
+def unpacked_note(checkpoint: Checkpoint, layout: ModelLayout) -> str:
     """A sentence about what linear layers take that are no longer packed, and what that buys."""
     before = after = 0
     shapes = layout.tensors()

@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.planning.plan_file import Plan, planned_layout
-from vllm_gac.steps.compress.packed import told_of_packed, unpacked, with_packed
+from vllm_gac.steps.compress.packed import unpacked, unpacked_note, with_packed
 from vllm_gac.steps.compress.refitting import Refitting
 from vllm_gac.steps.model_card import compressed_card
 from vllm_gac.steps.rewritten import write_files
@@ -90,13 +91,27 @@ def write_compressed(
             description="compress",
             progress=progress,
         )
+    note = None
+    if checkpoint.quantization is not None:
+        note = unpacked_note(checkpoint, layout)
+        logger.info("%s", note)
+    write_json(directory / "plan.json", plan.model_dump(mode="json"))
+    config = _config(checkpoint, plan, layout, is_refitted=stats is not None)
+    card = compressed_card(checkpoint, plan, layout, measured, calibrated_on, note)
+    write_files(checkpoint.directory, directory, config, card)
+
+
+def _config(
+    checkpoint: Checkpoint, plan: Plan, layout: ModelLayout, is_refitted: bool
+) -> dict[str, Any]:
+    """config.json of the model of `layout` that `plan` makes from the dense one."""
     source = {
         "tool": f"vllm-gac {version()}",
         "methods": plan.methods,
         # The only ways since there are no others; they tell models made before from one another.
         "whitening": "kfac",
         "prune_criterion": "obs",
-        "refitted": stats is not None,
+        "refitted": is_refitted,
         "expected_loss": plan.expected_loss,
         **({"planned_for": types} if (types := plan.notes.get("types")) else {}),
         "plan_sha256": hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
@@ -108,15 +123,10 @@ def write_compressed(
         "head_dim": layout.cache_head_dim,
         "gac": layout.section(source),
     }
-    told = None
     if (quantization := checkpoint.quantization) is not None:
-        told = told_of_packed(checkpoint, layout)
-        logger.info("%s", told)
         config = {key: value for key, value in config.items() if key not in KEYS}
         config["quantization_config"] = quantization.without(unpacked(checkpoint, layout))
-    write_json(directory / "plan.json", plan.model_dump(mode="json"))
-    card = compressed_card(checkpoint, plan, layout, measured, calibrated_on, told)
-    write_files(checkpoint.directory, directory, config, card)
+    return config
 
 
 def _stored(

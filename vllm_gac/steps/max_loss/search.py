@@ -68,31 +68,10 @@ def search_max_loss(
         layers = plan.model_dump(mode="json")["layers"]
         if any(layers == before.layers for before in tries):
             break  # the allowed loss is between those of two plans that follow one another
-        notes = {key: value for key, value in plan.notes.items() if key != "max_loss"}
         written = _written(workspace, len(tries))
-        written.mkdir(parents=True, exist_ok=True)
-        for begun in (written.parent, written):
-            remove_temporaries(begun)  # of a run that was killed here
-        write(plan.model_copy(update={"notes": notes}), written)
-        write_index(open_checkpoint(written))
-        measured = _measured(measure, written)
-        assert plan.nanoseconds is not None
-        assert plan.expected_loss is not None
-        assert measured.interval is not None
-        held = plan.notes.get("bytes")
-        attempt = Attempt(
-            planned_for=allowed,
-            expected_loss=plan.expected_loss,
-            time=plan.nanoseconds.used / plan.nanoseconds.dense,
-            ratio=measured.ratio,
-            low=measured.interval[0],
-            high=measured.interval[1],
-            tokens=measured.tokens,
-            layers=layers,
-            our_kernels=share_of_our_kernels(plan),
-            bytes=None if held is None else held["used"] / held["dense"],
-            scores=measured.scores,
-        )
+        _write_model(plan, written, write)
+        measured = measure(written)
+        attempt = _attempt(allowed, plan, layers, measured)
         tries.append(attempt)
         write_json(workspace / _TRIES, {"tries": [asdict(each) for each in tries]})
         if len(tries) == 1 and len(measured.by_text) > 1:
@@ -156,15 +135,39 @@ def _measured_before(workspace: Path) -> list[Attempt]:
     return [Attempt(**attempt) for attempt in read_json(path)["tries"]] if path.exists() else []
 
 
-def _measured(measure: Callable[[Path], Found], directory: Path) -> Found:
-    """Compare a model with the dense one. Raises CheckpointError if there is too little text."""
-    measurement = measure(directory)
-    if measurement.interval is None:
+def _write_model(plan: Plan, directory: Path, write: Callable[[Plan, Path], object]) -> None:
+    """Write the model of `plan`, or go on with what is there of it, and its index."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for begun in (directory.parent, directory):
+        remove_temporaries(begun)  # of a run that was killed here
+    notes = {key: value for key, value in plan.notes.items() if key != "max_loss"}
+    write(plan.model_copy(update={"notes": notes}), directory)
+    write_index(open_checkpoint(directory))
+
+
+def _attempt(allowed: float, plan: Plan, layers: list[Any], measured: Found) -> Attempt:
+    """What was `measured` of the model of a plan. Raises CheckpointError for too little text."""
+    if measured.interval is None:
         raise CheckpointError(
-            f"held-out text of {measurement.tokens:,} tokens: too little to tell how sure its loss "
+            f"held-out text of {measured.tokens:,} tokens: too little to tell how sure its loss "
             f"is; give --held-out with {MIN_WINDOWS} sequences or more"
         )
-    return measurement
+    assert plan.nanoseconds is not None
+    assert plan.expected_loss is not None
+    held = plan.notes.get("bytes")
+    return Attempt(
+        planned_for=allowed,
+        expected_loss=plan.expected_loss,
+        time=plan.nanoseconds.used / plan.nanoseconds.dense,
+        ratio=measured.ratio,
+        low=measured.interval[0],
+        high=measured.interval[1],
+        tokens=measured.tokens,
+        layers=layers,
+        our_kernels=share_of_our_kernels(plan),
+        bytes=None if held is None else held["used"] / held["dense"],
+        scores=measured.scores,
+    )
 
 
 def _written(workspace: Path, number: int) -> Path:
