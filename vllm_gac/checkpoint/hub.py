@@ -6,10 +6,10 @@ as pickles.
 """
 
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from os import path as os_path
 from pathlib import Path
 
 from vllm_gac.checkpoint.digests import DIGESTS
@@ -61,7 +61,7 @@ def model_directory(
             f"{flag} {sanitize(repr(revision))}: not the name of a branch, tag or commit; give "
             f"one, or leave {flag} out for main"
         )
-    if os_path.lexists(name):
+    if os.path.lexists(name):
         if revision is not None:
             raise HubError(
                 f"{flag} {sanitize(revision)}: {name} is on this machine, where a model has one "

@@ -10,12 +10,8 @@ from typing import Any
 from vllm_gac.checkpoint.atomic_files import copy_file, write_json
 from vllm_gac.checkpoint.digests import sign_files, unsign_files
 from vllm_gac.checkpoint.dtypes import DTYPES
-from vllm_gac.checkpoint.locate import (
-    INDEX_FILE,
-    OTHERS,
-    TOKENIZER,
-    refuse_escape,
-)
+from vllm_gac.checkpoint.headers import version_of
+from vllm_gac.checkpoint.locate import INDEX_FILE, OTHERS, TOKENIZER, refuse_escape
 from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.regular_files import sha256_of_file
 from vllm_gac.errors import CheckpointError
@@ -71,5 +67,4 @@ def fingerprint(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def size_and_time(path: Path) -> list[int]:
     """The size and the time of the last change of a file, which tell whether it has changed."""
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns]
+    return [*version_of(path.stat())]

@@ -153,7 +153,9 @@ def _tiles(context: _Context) -> tuple[int, int]:
     """
     g, latent = context.geometry, context.latent
     rebuilt = g.key_heads if latent is None else g.key_heads * latent.up.shape[1] // g.query_size
-    query_size, key_size, value_size = map(_round_up, (g.query_size, g.key_size, g.value_size))
+    query_size, key_size, value_size = (
+        round_up(size, _WHOLE) for size in (g.query_size, g.key_size, g.value_size)
+    )
     rows = min(_ROWS, max(1, _MAX_ELEMENTS // (g.query_heads * max(query_size, value_size))))
     token = max(  # elements of one token of the context
         g.query_heads * rows,
@@ -233,8 +235,3 @@ def _pad_to_whole(x: torch.Tensor, halves: int = 1) -> torch.Tensor:
     if not missing:
         return x
     return pad(x.unflatten(-1, (halves, -1)), (0, missing)).flatten(-2)
-
-
-def _round_up(size: int) -> int:
-    """The size to which `_pad_to_whole` pads."""
-    return round_up(size, _WHOLE)

@@ -22,7 +22,6 @@ from vllm_gac.gpu.profile import Types
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
 from vllm_gac.layout.families import ARCHITECTURE
-from vllm_gac.serving.config.cache_layout import kv_token_bytes
 from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.vllm_internals import is_first_api_server
 from vllm_gac.version import version
@@ -56,8 +55,8 @@ class GacStatLogger(StatLoggerBase):
         layout = GacConfig.of(model_config.hf_config).served
         dense = _dense(model_config.hf_config.to_dict(), layout)
         kv_bytes = (
-            kv_token_bytes(layout, self.vllm_config),
-            kv_token_bytes(dense, self.vllm_config),
+            _kv_token_bytes(layout, self.vllm_config),
+            _kv_token_bytes(dense, self.vllm_config),
         )
         kernels = _kernels(layout, self.vllm_config)
         _publish(layout, dense, model, kv_bytes)
@@ -76,6 +75,24 @@ def _dense(raw_config: Mapping[str, Any], layout: ModelLayout) -> ModelLayout:
     """The dense layout. config.json keeps its dims, except the head size, which the layout has."""
     changes: dict[str, Any] = {"gac": None, "architectures": [], "head_dim": layout.head_dim}
     return layout_of({**raw_config, **changes})
+
+
+def _kv_token_bytes(layout: ModelLayout, vllm_config: VllmConfig) -> int:
+    """Bytes of KV cache that one token takes in all layers of `layout`.
+
+    vLLM leaves the layers of --kv-cache-dtype-skip-layers in the model's dtype: those whose index
+    is listed, and with "sliding_window" all that have a window.
+    """
+    cache, model_dtype = vllm_config.cache_config, vllm_config.model_config.dtype
+    skipped = set(cache.kv_cache_dtype_skip_layers)
+    if "sliding_window" in skipped and cache.sliding_window is not None:
+        skipped |= set(map(str, range(len(layout.layers))))
+    model_bytes = model_dtype.itemsize
+    cached = {"auto": model_bytes, "float16": 2, "bfloat16": 2}.get(cache.cache_dtype, 1)
+    return sum(
+        layer.kv_elements * (model_bytes if str(index) in skipped else cached)
+        for index, layer in enumerate(layout.layers)
+    )
 
 
 def planned_types(source: Mapping[str, Any]) -> Types | None:

@@ -4,8 +4,6 @@ A program of the decode kernel reads one head of a page. With HND the rows of th
 contiguous. With NHD each row lies between rows of other heads. GPUs read memory in pieces of 64
 bytes, so NHD rows that are not a multiple of 64 bytes make long reads up to 14 % slower
 (docs/decisions.md).
-
-And the bytes of KV cache that one token takes.
 """
 
 from typing import TYPE_CHECKING
@@ -17,7 +15,6 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.serving.config.engine_options import gac_backend_requested
 
 if TYPE_CHECKING:
@@ -86,21 +83,3 @@ def zero_pages(
     order = layout.layer_view_order
     in_memory = torch.zeros([shape[axis] for axis in order], dtype=dtype, device=device)
     return in_memory.permute([order.index(axis) for axis in range(len(order))])
-
-
-def kv_token_bytes(layout: ModelLayout, vllm_config: "VllmConfig") -> int:
-    """Bytes of KV cache that one token takes in all layers of `layout`.
-
-    vLLM leaves the layers of --kv-cache-dtype-skip-layers in the model's dtype: those whose index
-    is listed, and with "sliding_window" all that have a window.
-    """
-    cache, model_dtype = vllm_config.cache_config, vllm_config.model_config.dtype
-    skipped = set(cache.kv_cache_dtype_skip_layers)
-    if "sliding_window" in skipped and cache.sliding_window is not None:
-        skipped |= set(map(str, range(len(layout.layers))))
-    model_bytes = model_dtype.itemsize
-    cached = {"auto": model_bytes, "float16": 2, "bfloat16": 2}.get(cache.cache_dtype, 1)
-    return sum(
-        layer.kv_elements * (model_bytes if str(index) in skipped else cached)
-        for index, layer in enumerate(layout.layers)
-    )

@@ -1,6 +1,5 @@
 """The text files that a step reads."""
 
-import hashlib
 import logging
 import shlex
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from pathlib import Path
 
 from vllm_gac import demo
 from vllm_gac.checkpoint.hub import cached_id
-from vllm_gac.checkpoint.regular_files import open_untrusted
+from vllm_gac.checkpoint.regular_files import sha256_of_file
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.hub_texts import as_given, is_data_set, local_texts
 from vllm_gac.texts.rows import has_messages
@@ -78,10 +77,7 @@ def given_files(given: Sequence[str | Path]) -> list[Path]:
 
 def sha256_of(text: Path) -> str:
     """What identifies a text on --resume: the SHA-256 of a file, the commit of a data set."""
-    if is_data_set(text):
-        return as_given(text)
-    with open_untrusted(text) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return as_given(text) if is_data_set(text) else sha256_of_file(text)
 
 
 def described(given: Sequence[str | Path]) -> str:
