@@ -41,7 +41,7 @@ H200 = read_profile("h200")
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU on which every kernel takes 10 microseconds."""
 
-    def random(shape: Any, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def microseconds(call: Callable[[], object], *repeats: int, **more: int) -> float:
@@ -79,13 +79,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemms, "sustained_microseconds", microseconds)
     for module in (attention, gemms, timing, decode, passes):
         monkeypatch.setattr(module, "microseconds", microseconds)
-    for module in (attention, gemms):
-        monkeypatch.setattr(module, "_random", random)
-    monkeypatch.setattr(passes, "_random", lambda *shape: random(shape))
+    for module in (attention, gemms, passes):
+        monkeypatch.setattr(module, "random_tensor", random)
     monkeypatch.setattr(stock_kernels.kernel_calls(), "cutlass_scaled_mm", scaled_mm)
     monkeypatch.setattr(passes, "activation_pass", lambda kernel, x: x.size)
     for module in (low_rank, swiglu):
-        monkeypatch.setattr(module, "random_matrix", lambda *shape: random(shape))
+        monkeypatch.setattr(module, "random_matrix", random)
     for module in (low_rank, swiglu, passes):
         monkeypatch.setattr(module, "is_hopper", lambda device: True)
     for kernel in ("normed", "quantized", "gated"):
@@ -247,7 +246,7 @@ def test_too_little_memory_is_one_sentence(
     def refuse(size: int) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(gemms, "_random", refuse)
+    monkeypatch.setattr(gemms, "random_tensor", refuse)
     message = error(capsys, "profile", "--quiet", "--out", tmp_path / "profile.json")
     assert message.startswith("Made Up 100: 1.0 of 8.0 GiB of memory are free, too little")
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from vllm_gac.gpu.profile import AttentionSweep
-from vllm_gac.profiling.timing import microseconds
+from vllm_gac.profiling.timing import microseconds, random_tensor
 
 HEAD_SIZES = tuple(range(64, 161))
 _BATCH, _LENGTH, _HEADS = 4, 2048, 32
@@ -17,7 +17,7 @@ def measure_attention(sizes: Sequence[int], tick: Callable[[], object]) -> list[
     """One sweep over head sizes. `tick` is called after each."""
     times = []
     for size in sizes:
-        q, k, v = _random((3, _BATCH, _HEADS, _LENGTH, size), torch.float16)
+        q, k, v = random_tensor(3, _BATCH, _HEADS, _LENGTH, size, dtype=torch.float16)
         times.append(round(microseconds(partial(scaled_dot_product_attention, q, k, v)), 1))
         tick()
     sweep = AttentionSweep(
@@ -30,8 +30,3 @@ def measure_attention(sizes: Sequence[int], tick: Callable[[], object]) -> list[
         microseconds=times,
     )
     return [sweep]
-
-
-def _random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Normally distributed numbers on the GPU."""
-    return torch.empty(shape, dtype=dtype, device="cuda").normal_()

@@ -25,7 +25,7 @@ _Grid: TypeAlias = tuple[_Form, int, tuple[int, ...], int, tuple[int, ...]]
 
 _QUERY_HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
 # What the tiling, PyTorch and Triton raise if a GPU is too small for a point.
-_TOO_SMALL = (GacError, torch.OutOfMemoryError, OutOfResources)
+TOO_SMALL = (GacError, torch.OutOfMemoryError, OutOfResources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def compile_kernels(kernels: Sequence[DecodePlan], tick: Callable[[], object]) -
     """Compile on all cores; `tick` is called for each kernel. The measurement sees failures."""
     with compiling_on_all_cores():
         for plan in kernels:
-            with suppress(*_TOO_SMALL):
+            with suppress(*TOO_SMALL):
                 plan.decode_batch(only_compiled=True).gac(only_compile=True)
             tick()
 
@@ -159,7 +159,7 @@ def measure_decode(
     """
     times = []
     for plan in plans:
-        with suppress(*_TOO_SMALL):
+        with suppress(*TOO_SMALL):
             batch = plan.decode_batch()
             call = batch.gac if kernel == GAC else batch.stock()
             time = DecodeTime(

@@ -10,7 +10,12 @@ import torch
 from vllm_gac.gpu.profile import Dtype, GemmSweep, LinearSweep, SustainedTime
 from vllm_gac.layout.rounding import ceil_div, round_up
 from vllm_gac.profiling.stock_kernels import fp8_multiply
-from vllm_gac.profiling.timing import MORE_THAN_L2, microseconds, sustained_microseconds
+from vllm_gac.profiling.timing import (
+    MORE_THAN_L2,
+    microseconds,
+    random_tensor,
+    sustained_microseconds,
+)
 
 FIXED = 4096  # the other dim of a sweep, except for coarse ones
 
@@ -106,8 +111,8 @@ class Gemms:
         tallest = max(plan.m for plan in plans)
         (self.dtype,) = {plan.dtype for plan in plans}
         number = torch.bfloat16 if self.dtype == "bf16" else torch.float8_e4m3fn
-        self.weights = _random(MORE_THAN_L2 // number.itemsize + largest).to(number)
-        self.inputs = _random(tallest * max(widest, FIXED)).to(number)
+        self.weights = random_tensor(MORE_THAN_L2 // number.itemsize + largest).to(number)
+        self.inputs = random_tensor(tallest * max(widest, FIXED)).to(number)
         self.outputs = torch.empty_like(self.inputs)
 
     def measure(self, m: int, n: int, k: int) -> float:
@@ -173,7 +178,3 @@ def measure_sustained(tick: Callable[[], object], dtype: Dtype) -> list[Sustaine
         times.append(SustainedTime(m=m, n=n, k=k, seconds=1.0, microseconds=time, dtype=dtype))
         tick()
     return times
-
-
-def _random(count: int) -> torch.Tensor:
-    return torch.empty(count, dtype=torch.bfloat16, device="cuda").normal_()

@@ -13,7 +13,7 @@ from vllm_gac.gpu.profile import FusedPasses, PassTime
 from vllm_gac.kernels import fp8_rows
 from vllm_gac.kernels.gpu_limits import is_hopper
 from vllm_gac.profiling.stock_kernels import activation_pass
-from vllm_gac.profiling.timing import microseconds
+from vllm_gac.profiling.timing import microseconds, random_tensor
 
 _TOKENS = (1, 16, 64, 256, 1024, 2048, 8192)
 # Inputs of linear layers: of attention and low-rank factors, and of an MLP.
@@ -45,7 +45,7 @@ def measure_passes(
     """Times of `points`, whose input is in the L2 cache; `tick` is called after each."""
     times = []
     for kernel, tokens, width in points:
-        x = _random(tokens, 2 * width if kernel == "swiglu" else width)
+        x = random_tensor(tokens, 2 * width if kernel == "swiglu" else width)
         time = microseconds(activation_pass(kernel, x), _CALLS)
         point: Any = {"kernel": kernel, "tokens": tokens, "width": width}
         times.append(PassTime(**point, microseconds=round(time, 2)))
@@ -74,8 +74,9 @@ def measure_fused(
 
 def _layer(tokens: int, width: int) -> Callable[[], None]:
     """A function that runs the four kernels of a layer."""
-    x, residual, weight = _random(tokens, _HIDDEN), _random(tokens, _HIDDEN), _random(1, _HIDDEN)[0]
-    attended, gate_up = _random(tokens, _ATTENDED), _random(tokens, 2 * width)
+    x, residual = random_tensor(tokens, _HIDDEN), random_tensor(tokens, _HIDDEN)
+    weight = random_tensor(_HIDDEN)
+    attended, gate_up = random_tensor(tokens, _ATTENDED), random_tensor(tokens, 2 * width)
 
     def run() -> None:
         fp8_rows.normed(x, residual, weight, _EPS)
@@ -84,7 +85,3 @@ def _layer(tokens: int, width: int) -> Callable[[], None]:
         fp8_rows.gated(gate_up)
 
     return run
-
-
-def _random(rows: int, columns: int) -> torch.Tensor:
-    return torch.randn(rows, columns, device="cuda").bfloat16()

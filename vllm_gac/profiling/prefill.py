@@ -10,16 +10,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
-from triton.runtime.errors import OutOfResources
 
-from vllm_gac.errors import GacError
 from vllm_gac.gpu.attention_choice import STOCK, Gpu, widths
 from vllm_gac.gpu.profile import PrefillTime
 from vllm_gac.kernels.torch_reference import write_cache
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.rounding import ceil_div
+from vllm_gac.profiling.decode import TOO_SMALL
 from vllm_gac.profiling.stock_kernels import stock_prefill_kernel
-from vllm_gac.profiling.timing import microseconds
+from vllm_gac.profiling.timing import microseconds, random_tensor
 from vllm_gac.serving.attention.prefill import PrefillLayer, prefill_attention, prefill_batch
 from vllm_gac.serving.attention.prefill_kernels import installed_gpu
 
@@ -29,7 +28,6 @@ _QUERY_HEADS, _KV_HEADS = 32, 8
 _CONTEXTS: tuple[_Context, ...] = ("fresh", "cached")
 _BLOCK_SIZE = 16  # tokens of a page
 _DEVICE = torch.device("cuda")
-_TOO_SMALL = (GacError, torch.OutOfMemoryError, OutOfResources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def _measure(plan: PrefillPlan) -> Iterator[PrefillTime]:
     if sizes[0] == sizes[1]:
         calls.append((STOCK, stock_prefill_kernel(), "cached"))
     for name, kernel, context in calls:
-        with suppress(*_TOO_SMALL):
+        with suppress(*TOO_SMALL):
             time = microseconds(chunk.attention(kernel, cached=context == "cached"))
             yield _entry(plan, name, context, time)
 
@@ -115,20 +113,20 @@ class PrefillChunk:
         tokens, blocks = sequences * length, ceil_div(length, _BLOCK_SIZE)
         table = torch.randperm(sequences * blocks, device=_DEVICE).int().view(sequences, blocks)
         # Heads first in memory, as gac models are served.
-        self.cache = _random(
+        self.cache = random_tensor(
             sequences * blocks, g.value_heads, _BLOCK_SIZE, g.key_width + g.value_size
         )
-        self.query = _random(tokens, g.query_heads, g.query_size)
+        self.query = random_tensor(tokens, g.query_heads, g.query_size)
         # As the projections return them: keys in their own tensor, values beside the queries.
-        self.key = _random(tokens, g.value_heads, g.key_width)
-        packed = _random(tokens, g.query_heads * g.query_size + g.value_heads * g.value_size)
+        self.key = random_tensor(tokens, g.value_heads, g.key_width)
+        packed = random_tensor(tokens, g.query_heads * g.query_size + g.value_heads * g.value_size)
         values = packed[:, -g.value_heads * g.value_size :]
         self.value = values.view(tokens, g.value_heads, g.value_size)
         position = torch.arange(length, device=_DEVICE)
         block = table[:, position // _BLOCK_SIZE].long()
         slots = (block * _BLOCK_SIZE + position % _BLOCK_SIZE).flatten()
         write_cache(self.key, self.value, self.cache, slots)
-        self.output = _random(tokens, g.query_heads, g.value_size)
+        self.output = random_tensor(tokens, g.query_heads, g.value_size)
         lengths = torch.full((sequences,), length)
         self.batch = prefill_batch(
             torch.arange(sequences + 1) * length, lengths, lengths.int().to(_DEVICE), table
@@ -150,7 +148,3 @@ class PrefillChunk:
             )
 
         return call
-
-
-def _random(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16, device=_DEVICE).normal_()

@@ -61,6 +61,11 @@ def sustained_microseconds(call: Callable[[], object], calls: int, seconds: floa
     return _milliseconds(half) * 1e3 / (replays * calls)
 
 
+def random_tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Normally distributed numbers on the GPU."""
+    return torch.empty(shape, dtype=dtype, device="cuda").normal_()
+
+
 def random_matrix(rows: int, columns: int) -> torch.Tensor:
     """Random numbers in bf16 on the GPU, so small that no sum of products overflows."""
     return (torch.randn(rows, columns, device="cuda") / math.sqrt(columns)).bfloat16()
