@@ -132,8 +132,6 @@ class Method(ABC):
     Attributes:
         fields: The fields of `LayerLayout` that it changes, and no other method does.
         components: What its probes are of. The names of its curves begin with one of them.
-        replaces: Fields that other tools change and no method here does: a plan near a model of
-            theirs uses this method instead.
         keeps_mlp: Whether MLPs, and so the experts of a mixture, stay as they are.
         refines: Whether it adds to what other methods choose from, so that it has fewer candidates
             beside them. Plans by fewer methods are tried, too.
@@ -141,7 +139,6 @@ class Method(ABC):
 
     fields: ClassVar[tuple[str, ...]]
     components: ClassVar[tuple[str, ...]]
-    replaces: ClassVar[tuple[str, ...]] = ()
     keeps_mlp: ClassVar[bool] = False
     refines: ClassVar[bool] = False
 

@@ -45,8 +45,6 @@ class Heads(Method):
 
     fields = ("key", "value")
     components = ("rotary", "latent", "value")
-    # As many query heads as before, but smaller ones.
-    replaces = ("query_heads",)
     keeps_mlp = True
 
     def measured(self, dense: ModelLayout, value_group: int) -> Iterator[Compressor]:
