@@ -1,6 +1,6 @@
 """What a new model directory has beside its shards: auxiliary files and the index.
 
-Every file is written atomically. workspace.py makes the complete directory appear.
+Every file is written atomically. runs/workspace.py makes the complete directory appear.
 """
 
 import math

@@ -12,7 +12,7 @@ layers.{i}.metric.{linear} the metric of the output of a linear (output_metrics.
                           same way: [out, out], of gate_proj and up_proj [in, in]
 layers.{i}.normed_keys     the covariance of all keys [n, n], n = KV heads * head_dim, packed; and
 layers.{i}.query_energy    [KV heads * head_dim / 2] of each pair of queries: both of models with
-                          q_norm and k_norm only (methods/normed_keys.py)
+                          q_norm and k_norm only (methods/heads/normed_keys.py)
 layers.{i}.errors.{name}  [full + 1] the error of a method at every dim (methods/base.py)
 layers.{i}.probes         [probes, sequences] what each probe loses on text that was set aside, in
                           nats per token of each sequence (probes.py)

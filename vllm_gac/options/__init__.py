@@ -28,8 +28,8 @@ class Option:
         help: The text in `--help`.
         kind: How the value is written. "names" are some of `choices`; a "switch" has no value.
         choices: The allowed values, if there are only a few.
-        least: The least "count" or "number".
-        most: The largest one.
+        minimum: The least "count" or "number".
+        maximum: The largest one.
         metavar: The name of the value in `--help`; None: that of its kind.
         group: The section of `--help` that lists the option; the verb knows it by this name.
     """

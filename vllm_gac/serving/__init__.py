@@ -2,5 +2,5 @@
 
 vLLM enters through `plugin.register`. Imports within this package point down: model -> attention ->
 config -> loading -> gac_config, registration, vllm_internals. Beside it only
-`profiling.stock_attention` and `steps.in_process_engine` import vllm.
+`profiling.stock_kernels` and `steps.in_process_engine` import vllm.
 """

@@ -28,9 +28,9 @@ class MeasuredLayer:
         layout: The dense model's layout.
         weights: The layer's tensors by their names within the layer.
         covariances: fp64 covariances of the inputs of linear layers, and what else was measured
-            (statistics_file.py).
+            (compression/statistics_file.py).
         inv_freq: The model's RoPE frequencies, [head_dim / 2].
-        found: What methods have computed of it and need for every dim, by their names.
+        cache: What methods have computed of it and need for every dim, by their names.
     """
 
     layout: ModelLayout
@@ -61,7 +61,8 @@ class Compressor(Protocol):
     def errors(self, layer: MeasuredLayer) -> torch.Tensor:
         """fp64 [full + 1]: the squared error that is left at the dims 0, 1, ..., full.
 
-        It decreases to 0. Its unit depends on the method; probes.py relates it to the loss.
+        It decreases to 0. Its unit depends on the method; planning/losses.py relates it to the
+        loss.
         """
 
     def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:

@@ -42,7 +42,10 @@ class Linear:
 
 
 def take_quantized(linears: Sequence[Linear]) -> bool:
-    """Whether the kernel before linear layers in FP8 quantizes their input (fp8_linear.py)."""
+    """Whether the kernel before linear layers in FP8 quantizes their input.
+
+    serving/model/fp8_linear.py decides it by the same rule.
+    """
     together = sum(linear.out_size for linear in linears)
     plain = not any(linear.has_bias or linear.rank is not None for linear in linears)
     return plain and takes_fp8_rows(linears[0].in_size, together)

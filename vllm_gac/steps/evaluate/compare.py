@@ -117,7 +117,11 @@ class Baseline:
 
     Attributes:
         directory: Its directory.
-        texts: As of `compare`, and so are the others.
+        texts: As of `compare`.
+        sequence_length: As of `compare`.
+        max_tokens: As of `compare`.
+        device: As of `compare`.
+        progress: As of `compare`.
     """
 
     directory: Path

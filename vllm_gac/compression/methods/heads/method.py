@@ -21,7 +21,7 @@ from vllm_gac.compression.methods.prior import prior_curve
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 
-# By form, number of heads that become one, and share of the dense elements (prior.py).
+# By form, number of heads that become one, and share of the dense elements (methods/prior.py).
 _PRIOR = {
     "rotary1": (2.0, 0.49, 0.27, 0.146, 0.069, 0.020, 0.002, 0.0),
     "rotary2": (2.0, 0.43, 0.22, 0.120, 0.052, 0.024, 0.004, 0.0),
