@@ -9,25 +9,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.importers.factorized import Factorized, check_linears, import_factorized, suffixed
 from vllm_gac.importers.imported import Imported, dense_of
-from vllm_gac.layout.schema import Dim, validate
+from vllm_gac.layout.schema import Dim, ForeignModel, validate
 
 _NAMES = suffixed("BLinear.weight", "ALinear.weight", "ALinear.bias")
 
 
-class _Rank(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
+class _Rank(ForeignModel):
     rank: Dim
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
+class _Config(ForeignModel):
     truncation_ranks: dict[str, Dim] = Field(default_factory=dict)
     low_rank_modules: dict[str, _Rank] = Field(default_factory=dict)
 

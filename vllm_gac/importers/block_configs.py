@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
@@ -18,24 +18,24 @@ from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.importers.heterogeneous import LayerDims, has_own_layers, import_layers
 from vllm_gac.importers.imported import Imported
 from vllm_gac.layout.rounding import round_up
-from vllm_gac.layout.schema import Dim, Heads, validate
+from vllm_gac.layout.schema import Dim, ForeignModel, Heads, validate
 
 # Puzzletron's words for weights that nobody quantized.
 _Precision = Literal["bf16", "fp16", "fp32"]
 
 
-class _Attention(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+class _Part(ForeignModel):
+    model_config = ConfigDict(extra="allow")  # each is looked at
 
+
+class _Attention(_Part):
     no_op: bool = False
     weights_precision: _Precision | None = None
     n_heads_in_group: Heads | None = None
     num_key_value_heads: Heads | None = None
 
 
-class _Ffn(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
-
+class _Ffn(_Part):
     no_op: bool = False
     weights_precision: _Precision | None = None
     ffn_mult: Annotated[float, Field(gt=0, le=64, strict=False)] | None = None
@@ -44,16 +44,12 @@ class _Ffn(BaseModel):
     gated: Literal[True] | None = None
 
 
-class _Block(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
-
+class _Block(_Part):
     attention: _Attention
     ffn: _Ffn
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
+class _Config(ForeignModel):
     hidden_size: Dim
     num_attention_heads: Heads
     block_configs: Annotated[list[_Block], Field(min_length=1, max_length=1024)]

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.importers.heterogeneous import LayerDims, has_own_layers, import_layers
 from vllm_gac.importers.imported import Imported
-from vllm_gac.layout.schema import Dim, Heads, Layers, validate
+from vllm_gac.layout.schema import Dim, ForeignModel, Heads, Layers, validate
 
 
-class _Layer(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+class _Layer(ForeignModel):
+    model_config = ConfigDict(extra="allow")  # each is looked at
 
     num_attention_heads: Heads | None = None
     num_key_value_heads: Heads | None = None
@@ -26,9 +26,7 @@ class _Layer(BaseModel):
     skip: list[Literal["attention", "mlp"]] = Field(default_factory=list)
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
+class _Config(ForeignModel):
     num_hidden_layers: Layers
     per_layer_config: dict[str, _Layer]
 

@@ -78,6 +78,12 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class ForeignModel(BaseModel):
+    """What is read of a file of another tool: ignores unknown keys, and is as strict otherwise."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
 class KeySection(StrictModel):
     """Keys of one layer: `heads` cached key heads of `size` elements each per token."""
 
@@ -126,13 +132,11 @@ else:
     Architecture = Literal[*(family.architecture for family in FAMILIES.values()), ARCHITECTURE]
 
 
-class RopeParameters(BaseModel):
+class RopeParameters(ForeignModel):
     """RoPE as transformers 5 writes it: the types default, linear, llama3 and yarn.
 
     The bounds are far from any existing model, and they keep every frequency finite in fp32.
     """
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     rope_type: Literal["default", "linear", "llama3", "yarn"] = "default"
     rope_theta: Annotated[float, between(1, 1e30)] = 10000.0
@@ -192,10 +196,8 @@ class RopeParameters(BaseModel):
         return 0.1 * mscale * math.log(self.factor) + 1.0
 
 
-class Experts(BaseModel):
+class Experts(ForeignModel):
     """A mixture of experts in place of each layer's MLP, by the names of config.json."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     num_experts: Annotated[int, Field(ge=1, le=1024)]
     # How many of them a token goes to.
@@ -219,13 +221,11 @@ class Experts(BaseModel):
 _MAX_POSITIONS = 1 << 24
 
 
-class HfConfig(BaseModel):
+class HfConfig(ForeignModel):
     """What this project reads of a config.json; other keys are copied unread.
 
     Other keys that vLLM would honour are refused (config_keys.py).
     """
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     model_type: ModelType
     architectures: list[Architecture] = Field(default_factory=list)

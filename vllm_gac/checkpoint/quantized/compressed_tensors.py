@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from vllm_gac.checkpoint.quantized.eight_bits import EightBits
 from vllm_gac.checkpoint.quantized.packing import (
@@ -18,6 +18,7 @@ from vllm_gac.checkpoint.quantized.packing import (
     Block,
     Packing,
     Part,
+    Section,
     scale_shapes,
     spread,
     unpack,
@@ -38,11 +39,7 @@ _WORDS = "pack-quantized"
 _PACKED_BITS = (2, 4, 8)
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class _Weights(_Section):
+class _Weights(Section):
     num_bits: int
     type: str = "int"
     symmetric: bool = True
@@ -52,17 +49,17 @@ class _Weights(_Section):
     block_structure: tuple[Dim, Dim] | None = None
 
 
-class _Inputs(_Section):
+class _Inputs(Section):
     dynamic: bool | str = False
 
 
-class _Group(_Section):
+class _Group(Section):
     weights: _Weights | None = None
     input_activations: _Inputs | None = None
     format: str | None = None
 
 
-class _Config(_Section):
+class _Config(Section):
     config_groups: dict[str, _Group] = Field(min_length=1)
     format: str | None = None
     ignore: list[str] = Field(default_factory=list)

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from vllm_gac.checkpoint.quantized.packing import (
     FLOATS,
     WHOLE,
     Block,
     Packing,
     Part,
+    Section,
     scale_shapes,
     spread,
 )
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class _Fp8(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
+class _Fp8(Section):
     activation_scheme: Literal["dynamic", "static"]
     fmt: Literal["e4m3"] = "e4m3"
     weight_block_size: tuple[Dim, Dim] | None = None

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from vllm_gac.checkpoint.quantized.packing import (
     FLOATS,
     Block,
     Packing,
     Part,
+    Section,
     scale_shapes,
     spread,
     unpack,
@@ -30,9 +29,7 @@ if TYPE_CHECKING:
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
+class _Grouped(Section):
     group_size: int
 
     @property
@@ -41,14 +38,14 @@ class _Section(BaseModel):
         return (self.group_size if self.group_size > 0 else None), 1
 
 
-class _Gptq(_Section):
+class _Gptq(_Grouped):
     bits: Literal[4, 8]
     sym: Literal[True]
     desc_act: bool = False
     dynamic: dict[str, Any] | None = None
 
 
-class _Awq(_Section):
+class _Awq(_Grouped):
     bits: Literal[4]
     zero_point: Literal[True]
     version: Literal["gemm", "GEMM"] = "gemm"

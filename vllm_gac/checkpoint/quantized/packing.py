@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from pydantic import ConfigDict
+
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
+from vllm_gac.layout.schema import ForeignModel
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +24,12 @@ FLOATS = ("BF16", "F16", "F32")
 # Rows and columns that share a scale. None: all of them.
 Block: TypeAlias = tuple[int | None, int | None]
 WHOLE: Block = (None, None)
+
+
+class Section(ForeignModel):
+    """What config.json says of a quantized model, or a part of it."""
+
+    model_config = ConfigDict(strict=False)  # JSON has lists for tuples
 
 
 @dataclass(frozen=True, slots=True)
