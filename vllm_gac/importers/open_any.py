@@ -26,8 +26,8 @@ def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
 
     The formats: gac was compressed by this project. dense has the shapes that its config says.
     hf-pruned is a model whose tensors have other shapes, which give its layout. The other formats
-    are named after the tool that wrote them. Only headers are read. Raises
-    CheckpointError as `open_checkpoint` does, or if no layout has these shapes.
+    are named after the tool that wrote them. Only headers are read. Raises CheckpointError as
+    `open_checkpoint` does, or if no layout has these shapes.
     """
     directory = Path(directory)
     config, weights = locate_config(directory), locate_weights(directory)

@@ -54,9 +54,9 @@ def faster_than_cublas(
 ) -> Tiling | None:
     """The tiling by which linear layers are faster than by cuBLAS on an H200; None if none is.
 
-    Measured for the factors of Llama-3-8B's linear layers (docs/decisions.md),
-    whose down factors have wide inputs and whose up factors have narrow ones. Beyond the limits,
-    cuBLAS is faster, or nothing was measured.
+    Measured for the factors of Llama-3-8B's linear layers (docs/decisions.md), whose down factors
+    have wide inputs and whose up factors have narrow ones. Beyond the limits, cuBLAS is faster, or
+    nothing was measured.
 
     Args:
         tokens: rows of the input.

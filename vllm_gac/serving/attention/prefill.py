@@ -30,8 +30,7 @@ from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.serving.attention.prefill_kernels import ContextLayout, attend, reads_pages
 
 # Query heads x new tokens that attend to each gathered key. With fewer, gathering takes longer than
-# the padding of FlashAttention 3. On an H200 both take the same time at
-# 1300 to 2500.
+# the padding of FlashAttention 3. On an H200 both take the same time at 1300 to 2500.
 _FEW_QUERIES = 1024
 
 
