@@ -25,7 +25,7 @@ class Asked:
     )
 
     def __post_init__(self) -> None:
-        refuse_unexpected(self, HealingError, by_flag=True)
+        refuse_unexpected(self, HealingError)
 
 
 @pytest.mark.parametrize(

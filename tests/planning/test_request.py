@@ -12,21 +12,21 @@ from vllm_gac.planning.request import PlanRequest
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("param_ratio", 0, "param_ratio 0"),
-        ("param_ratio", 1.01, "param_ratio 1.01"),
-        ("param_ratio", None, "param_ratio None"),
-        ("kv_ratio", float("nan"), "kv_ratio nan"),
-        ("kv_ratio", "0.5", "kv_ratio 0.5"),
-        ("methods", (), r"methods \(\)"),
-        ("methods", "heads", "methods heads"),
-        ("methods", ("heads", "svd"), "methods"),
-        ("align", "exact", "align exact"),
-        ("key_group", 3, "key_group 3"),
-        ("tensor_parallel_size", 0, "tensor_parallel_size 0"),
-        ("tensor_parallel_size", 2.0, "tensor_parallel_size 2.0"),
-        ("quantization", "int4", "quantization int4"),
-        ("max_loss", 1, "max_loss 1"),
-        ("latency", float("inf"), "latency inf"),
+        ("param_ratio", 0, "--param-ratio 0"),
+        ("param_ratio", 1.01, "--param-ratio 1.01"),
+        ("param_ratio", None, "--param-ratio None"),
+        ("kv_ratio", float("nan"), "--kv-ratio nan"),
+        ("kv_ratio", "0.5", "--kv-ratio 0.5"),
+        ("methods", (), r"--method \(\)"),
+        ("methods", "heads", "--method heads"),
+        ("methods", ("heads", "svd"), "--method"),
+        ("align", "exact", "--align exact"),
+        ("key_group", 3, "--key-group 3"),
+        ("tensor_parallel_size", 0, "--tp 0"),
+        ("tensor_parallel_size", 2.0, "--tp 2.0"),
+        ("quantization", "int4", "--quantization int4"),
+        ("max_loss", 1, "--max-loss 1"),
+        ("latency", float("inf"), "--latency inf"),
     ],
 )
 def test_invalid_values_are_refused(field: str, value: Any, said: str) -> None:
@@ -37,9 +37,9 @@ def test_invalid_values_are_refused(field: str, value: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"latency": 5.0, "latency_ratio": 0.5}, "latency and latency_ratio"),
-        ({"max_loss": 0.01, "latency_ratio": 0.5}, "max_loss"),
-        ({"minimize": "bytes", "kv_ratio": 0.5}, "minimize bytes"),
+        ({"latency": 5.0, "latency_ratio": 0.5}, "--latency and --latency-ratio"),
+        ({"max_loss": 0.01, "latency_ratio": 0.5}, "--max-loss"),
+        ({"minimize": "bytes", "kv_ratio": 0.5}, "--minimize bytes"),
     ],
 )
 def test_conflicting_options_are_refused(given: dict[str, Any], said: str) -> None:

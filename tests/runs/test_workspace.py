@@ -13,6 +13,7 @@ from tests.support.dense_models import config, write, write_text
 from tests.support.hub import files_of
 from vllm_gac.checkpoint.atomic_files import write_tensors
 from vllm_gac.errors import CheckpointError, DiskError, PlanError
+from vllm_gac.options import record_of
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.runs.workspace import check_output, partial_of, workspace
 from vllm_gac.steps.calibrate.calibrate import calibrate
@@ -250,7 +251,7 @@ def test_work_of_another_run_is_refused_by_the_first_difference(
     begun: dict[str, Any] = {
         "offload": False,
         "model": {"files": {"model.safetensors": [1, 2]}},
-        "plan": PlanRequest(param_ratio=0.8).record(),
+        "plan": record_of(PlanRequest(param_ratio=0.8)),
         "max_tokens": None,
     }
     with pytest.raises(KeyboardInterrupt), workspace(out, "compress", begun, False):

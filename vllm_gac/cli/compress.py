@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     done = compress(
         args.model,
         args.out,
-        args.plan or options.plan_request(args),
+        args.plan or options.request_of(args, PlanRequest),
         request,
         revision=args.revision,
         resume=args.resume,

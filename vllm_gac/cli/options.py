@@ -161,11 +161,6 @@ def request_of(args: argparse.Namespace, request: type[Request]) -> Request:
         raise  # usage_error has ended the process
 
 
-def plan_request(args: argparse.Namespace) -> PlanRequest:
-    """Make the request from the options of `add_planning`."""
-    return PlanRequest(**given(args, *options_of(PlanRequest)))
-
-
 def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The values of those options among `names` that were given."""
     return {name: value for name in names if (value := getattr(args, name)) is not None}

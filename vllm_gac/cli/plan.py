@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vllm_gac.cli import options
 from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.output import named, print_json, print_layers, quoted
+from vllm_gac.planning.request import PlanRequest
 
 if TYPE_CHECKING:
     from vllm_gac.planning.plan_file import Plan
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         raise PlanError(f"{args.out}: exists; remove it or choose another file")
     if not options.given(args, *options.BUDGETS):
         args.usage_error("give --max-loss, --param-ratio, --kv-ratio or a --latency")
-    request = options.plan_request(args)
+    request = options.request_of(args, PlanRequest)
     model = model_directory(args.model, args.revision)
     made = plan(model, request, args.stats)
     as_json = made.model_dump(mode="json")

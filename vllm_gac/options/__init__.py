@@ -86,19 +86,17 @@ def options_of(request: Any) -> Mapping[str, Option]:
     return {field.name: field.metadata["option"] for field in fields(request)}
 
 
-def refuse_unexpected(request: Any, error: type[GacError], *, by_flag: bool = False) -> None:
-    """Raise `error` for the first field of `request` whose value its option does not allow.
+def refuse_unexpected(request: Any, error: type[GacError]) -> None:
+    """Raise `error`, by its flag, for the first option of `request` with a value not allowed.
 
-    None is allowed where it is the default: the option is left out. The field is named as in
-    Python, or `by_flag`, for requests whose refusals the command line shows, too.
+    None is allowed where it is the default: the option is left out.
     """
     for field in fields(request):
         value, option = getattr(request, field.name), field.metadata["option"]
         if value is None and field.default is None:
             continue
         if (expected := option.expected(value)) is not None:
-            name = option.flags[0] if by_flag else field.name
-            raise error(f"{name} {sanitize(value)}: expected {expected}")
+            raise error(f"{option.flags[0]} {sanitize(value)}: expected {expected}")
 
 
 def record_of(request: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Every field of `PlanRequest` is also an option of the command line (`vllm_gac.op
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
@@ -16,7 +16,7 @@ from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import Role, Strategy
-from vllm_gac.options import option, refuse_unexpected
+from vllm_gac.options import option, record_of, refuse_unexpected
 from vllm_gac.planning.allowed_dims import allowed_dims
 
 # The objective of a plan within a loss.
@@ -204,23 +204,23 @@ class PlanRequest:
     )
 
     def __post_init__(self) -> None:
-        """Refuse what the command line's parser refuses by itself, by the names of the fields.
+        """Refuse, by its flag, what no plan can be asked for.
 
         Raises:
             PlanError: A value is not allowed.
         """
         refuse_unexpected(self, PlanError)
         if self.latency is not None and self.latency_ratio is not None:
-            raise PlanError("latency and latency_ratio: give one of them")
+            raise PlanError("--latency and --latency-ratio: give one of them")
         if self.max_loss is not None and self.limits_time:
             raise PlanError(
-                "max_loss finds the fastest model, so that a limit of time has no effect; leave "
-                "out latency and latency_ratio, or max_loss"
+                "--max-loss finds the fastest model, so that a limit of time has no effect; leave "
+                "out --latency and --latency-ratio, or --max-loss"
             )
         if self.max_loss is None and self.minimize != "time":
             raise PlanError(
-                f"minimize {self.minimize} has no effect without max_loss; param_ratio and "
-                "kv_ratio limit bytes"
+                f"--minimize {self.minimize} has no effect without --max-loss; --param-ratio and "
+                "--kv-ratio limit bytes"
             )
         if not self.methods:
             usual = usual_methods() if self.max_loss is None else tuple(METHODS)
@@ -298,9 +298,5 @@ class PlanRequest:
 
     def changed(self) -> dict[str, Any]:
         """The fields that have another value than the default, as JSON values."""
-        default = PlanRequest().record()
-        return {name: value for name, value in self.record().items() if value != default[name]}
-
-    def record(self) -> dict[str, Any]:
-        """The request as JSON values. A resumed run compares them with its own."""
-        return asdict(self) | {"methods": list(self.methods)}
+        default = record_of(PlanRequest())
+        return {name: value for name, value in record_of(self).items() if value != default[name]}

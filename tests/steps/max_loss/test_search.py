@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.command import error, result
 from tests.support.dense_models import config, write, write_text
+from vllm_gac.options import record_of
 from vllm_gac.planning.plan_file import Plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress.inputs import CompressInputs
@@ -93,6 +94,6 @@ def test_the_loss_that_a_plan_was_made_for_can_be_measured(
     inputs = opened(texts[1:])
     request = PlanRequest(max_loss=0.01, minimize="bytes", decode_batch=8)
     assert isinstance(inputs.plan, PlanRequest)
-    assert inputs.plan.record() == request.record()
+    assert record_of(inputs.plan) == record_of(request)
     assert inputs.held_out == texts[1:]
     assert isinstance(opened([]).plan, Plan)

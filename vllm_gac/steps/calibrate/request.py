@@ -52,4 +52,4 @@ class CalibrateRequest:
 
     def __post_init__(self) -> None:
         """Refuse, by its flag, what no calibration can be asked for."""
-        refuse_unexpected(self, CheckpointError, by_flag=True)
+        refuse_unexpected(self, CheckpointError)

@@ -14,7 +14,7 @@ from vllm_gac.compression.measured import covariances_of, making, metrics_of
 from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.options import options_of
+from vllm_gac.options import options_of, record_of
 from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_layout, read_plan
 from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
@@ -89,7 +89,7 @@ class CompressInputs:
                 raise CheckpointError(f"{text}: is calibrated on; give --held-out other text")
         record = {
             "model": fingerprint(checkpoint),
-            "plan": plan.model_dump(mode="json") if isinstance(plan, Plan) else plan.record(),
+            "plan": plan.model_dump(mode="json") if isinstance(plan, Plan) else record_of(plan),
             "stats": stats and _stats_record(stats, checkpoint, layout),
             **sums,
         }

@@ -38,4 +38,4 @@ class CompressRequest:
 
     def __post_init__(self) -> None:
         """Refuse, by its flag, what no compression can be asked for."""
-        refuse_unexpected(self, CheckpointError, by_flag=True)
+        refuse_unexpected(self, CheckpointError)

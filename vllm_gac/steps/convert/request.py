@@ -35,4 +35,4 @@ class ImportRequest:
 
     def __post_init__(self) -> None:
         """Refuse, by its flag, what no import can be asked for."""
-        refuse_unexpected(self, CheckpointError, by_flag=True)
+        refuse_unexpected(self, CheckpointError)

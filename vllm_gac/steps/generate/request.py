@@ -59,4 +59,4 @@ class GenerateRequest:
 
     def __post_init__(self) -> None:
         """Refuse, by its flag, what cannot be asked for."""
-        refuse_unexpected(self, CheckpointError, by_flag=True)
+        refuse_unexpected(self, CheckpointError)

@@ -76,6 +76,6 @@ class HealRequest:
 
     def __post_init__(self) -> None:
         """Refuse, by its flag, what no healing can be asked for."""
-        refuse_unexpected(self, HealingError, by_flag=True)
+        refuse_unexpected(self, HealingError)
         if self.train == "full" and self.lora_rank is not None:
             raise HealingError("--lora-rank has no effect with --train full")

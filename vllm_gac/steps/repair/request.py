@@ -65,7 +65,7 @@ class RepairRequest:
 
     def __post_init__(self) -> None:
         """Refuse, by its flag, what no repair can be asked for."""
-        refuse_unexpected(self, CheckpointError, by_flag=True)
+        refuse_unexpected(self, CheckpointError)
 
     @property
     def multiples(self) -> QuantizationMultiples:
