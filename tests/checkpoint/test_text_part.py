@@ -120,7 +120,6 @@ def test_vllms_own_class_is_told_how_queries_are_scaled(tmp_path: Path) -> None:
     ("changes", "fault"),
     [
         ({"text_config": None}, "text_config"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"text_config": config(model_type="gemma3_text")}, "gemma3_text"),
     ],
 )

@@ -20,6 +20,8 @@ _PREFIXES = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
+# What Mistral names scales of whole tensors in `fp8`, and what vLLM's linear layers name them.
+_SCALES = {".weight_scale_inv": ".weight_scale", ".activation_scale": ".input_scale"}
 # Keys that may be beside the text model's own.
 _BESIDE = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -38,25 +40,27 @@ def text_part(
         What config.json would say of the text model alone, and its tensors by their names in it.
 
     Raises:
-        CheckpointError: config.json does not say what the text model is, it is quantized, or one
-            of its tensors is there twice.
+        CheckpointError: config.json does not say what the text model is, or one of its tensors is
+            there twice.
     """
     if raw.get("model_type") != WITH_VISION:
         return raw, tensors
     text, where = raw.get("text_config"), directory / "config.json"
     if not isinstance(text, Mapping):
         raise CheckpointError(f"{where}: text_config: missing, or not an object")
-    for said in (raw, text):
-        if said.get("quantization_config") is not None:
-            raise CheckpointError(
-                f"{where}: quantization_config: the text model beside a vision model is read in 16 "
-                "bits only; start from the bf16 model"
-            )
+    section = raw.get("quantization_config") or text.get("quantization_config")
+    suffixes = {}
+    if isinstance(section, Mapping):
+        whole = section.get("quant_method") == "fp8" and not section.get("weight_block_size")
+        suffixes, section = _SCALES if whole else {}, _own_modules(section)
     own: dict[str, TensorInfo] = {}
     for name, info in tensors.items():
         if _VISION.match(name):
             continue
-        if (short := _own_name(name)) in own:
+        short = _own_name(name)
+        for theirs, ours in suffixes.items():
+            short = short.removesuffix(theirs) + ours if short.endswith(theirs) else short
+        if short in own:
             raise CheckpointError(f"{directory / info.file}: {sanitize(name)}: is there twice")
         own[short] = info
     model_type = text.get("model_type", "mistral")
@@ -69,7 +73,18 @@ def text_part(
         "model_type": model_type,
         "architectures": [family.architecture] if family else [],
         "tie_word_embeddings": tied and "lm_head.weight" not in own,
+        **({"quantization_config": section} if section else {}),
     }, own
+
+
+def _own_modules(section: Mapping[str, Any]) -> dict[str, Any]:
+    """`quantization_config` with the text model's own names in its lists of modules."""
+    return {
+        key: [_own_name(f"{name}.").removesuffix(".") for name in value]
+        if isinstance(value, list) and all(isinstance(name, str) for name in value)
+        else value
+        for key, value in section.items()
+    }
 
 
 def _own_name(name: str) -> str:

@@ -117,6 +117,30 @@ def test_all_but_attention_stays_as_it_was_packed(packed: Path, text: Path, tmp_
     torch.testing.assert_close(attention, expected, rtol=1e-3, atol=1e-4)
 
 
+def test_a_text_model_beside_a_vision_model_is_packed_as_alone(text: Path, tmp_path: Path) -> None:
+    """By the names that Mistral gives tensors and scales of a Ministral 3 in FP8."""
+    alone = made_by("fp8", tmp_path)
+    raw = json.loads((alone / "config.json").read_text())
+    said = raw.pop("quantization_config") | {"modules_to_not_convert": ["language_model.lm_head"]}
+    around = {"model_type": "mistral3", "text_config": raw, "quantization_config": said}
+    (tmp_path / "around").mkdir()
+    (tmp_path / "around" / "config.json").write_text(json.dumps(around))
+    shutil.copy(alone / "tokenizer.json", tmp_path / "around")
+    stored = {
+        f"language_model.{name}".replace(".weight_scale", ".weight_scale_inv").replace(
+            ".input_scale", ".activation_scale"
+        ): tensor
+        for name, tensor in stored_tensors(alone).items()
+    }
+    save_file(stored, tmp_path / "around" / "model.safetensors")
+    for name in ("packed", "around"):
+        compress(tmp_path / name, tmp_path / f"{name} small", HEADS, calibration=[text], **SMALL)
+    assert section(tmp_path / "around small") == section(tmp_path / "packed small")
+    one, other = (stored_tensors(tmp_path / f"{name} small") for name in ("packed", "around"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name].float(), other[name].float()) for name in one)
+
+
 def test_a_layer_that_keeps_its_dims_is_copied(packed: Path, text: Path, tmp_path: Path) -> None:
     dense = open_checkpoint(packed).layout
     changed = replace(dense.layers[0], value=ValueLayout(2, 8))
