@@ -109,7 +109,7 @@ UNSUPPORTED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "Mistral's files": (consolidated, "Mistral's own layout (consolidated*.safetensors, params"),
     "Mistral's files with a config": (
         lambda path: write_config(consolidated(path), {}, weights=False),
-        "take it in the format of Hugging Face (config.json, model*.safetensors)",
+        "or write it: 'python convert_ministral3_weights_to_hf.py DIR OUT'",
     ),
     "the Hub's cache": (cache_folder, "give the directory of a revision"),
     "pointer for weights": (pointer_as("model.safetensors"), "safetensors: this is a Git LFS"),

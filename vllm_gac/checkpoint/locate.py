@@ -52,7 +52,9 @@ _ADAPTER = (
 _MISTRALS_OWN = (
     "this model has Mistral's own layout (consolidated*.safetensors, params.json), whose tensors "
     "have other names; take it in the format of Hugging Face (config.json, model*.safetensors), "
-    "which is usually in the same repository"
+    "which is usually in the same repository, or write it: 'python "
+    "convert_ministral3_weights_to_hf.py DIR OUT', a script in transformers' sources "
+    "(src/transformers/models/ministral3; in mistral and mistral3 are those for older models)"
 )
 
 
