@@ -1,6 +1,6 @@
 """Random models with dims of every kind, mostly misaligned, and their logits."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, SCALED, config
+from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, SCALED, config, random_weights
 from vllm_gac.alignment.zero_padding import padded_tensors
 from vllm_gac.compression.reference_model import logits, reference_of
 from vllm_gac.layout import families as known
@@ -18,6 +18,21 @@ from vllm_gac.layout.schema import HfConfig, validate
 HIDDEN, HEADS, KV_HEADS, LAYERS = 28, 4, 2, 2
 TOKENS = (torch.arange(2 * 11).view(2, 11) * 37) % 32
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+# Keys of the dense size and a pruned head, latent keys, and low-rank linears.
+MISALIGNED: list[dict[str, Any]] = [
+    {
+        "key": {"form": "rotary", "heads": 2, "size": 18},
+        "value": {"heads": 1, "size": 13},
+        "intermediate_size": 21,
+        "ranks": {"self_attn.q_proj": 9, "mlp.down_proj": 13},
+    },
+    {
+        "key": {"form": "latent", "heads": 1, "size": 11},
+        "value": {"heads": 1, "size": 24},
+        "intermediate_size": 32,
+        "ranks": {"self_attn.k_proj": 10, "mlp.gate_proj": 16},
+    },
+]
 
 
 @dataclass(frozen=True)
@@ -141,21 +156,3 @@ def models(draw: st.DrawFn) -> RandomModel:
         **family,
     )
     return RandomModel(raw, draw(st.integers(0, 999)))
-
-
-def random_weights(
-    shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int = 0
-) -> dict[str, torch.Tensor]:
-    """fp32 weights with which every part of the model affects the logits."""
-    generator = torch.Generator().manual_seed(seed)
-    weights = {}
-    for name, shape in shapes:
-        tensor = torch.randn(shape, generator=generator)
-        if name.endswith("rope_inv_freq"):
-            tensor = torch.rand(shape, generator=generator) ** 4
-        elif name.endswith("norm.weight"):
-            tensor = 1 + tensor / 4
-        elif name.endswith(".weight"):
-            tensor = tensor * shape[-1] ** -0.5
-        weights[name] = tensor
-    return weights

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.dense_models import config, weights, write, write_text
+from tests.support.dense_models import config, weights, write, write_bin, write_text
 from tests.support.hub import cached, files_of
-from tests.support.state_dicts import write_bin
 from vllm_gac.checkpoint.locate import INDEX_FILE
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.writer import auxiliary_files, write_index

@@ -11,8 +11,7 @@ from vllm.config.load import LoadConfig
 
 from tests.serving.stubs import ModelConfigStub
 from tests.support.bombs import Bomb
-from tests.support.dense_models import config, weights, write
-from tests.support.state_dicts import write_bin
+from tests.support.dense_models import config, weights, write, write_bin
 from vllm_gac.checkpoint.headers import PAGE
 from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
 from vllm_gac.errors import CheckpointError, DiskError

@@ -2,8 +2,9 @@
 
 import torch
 
-from tests.alignment.random_models import gac_config, random_weights
+from tests.alignment.random_models import gac_config
 from tests.healing.test_student import LAYER, LAYOUT
+from tests.support.dense_models import random_weights
 from vllm_gac.healing.balance import rate_unit, training_scales
 from vllm_gac.layout.dims import layout_of
 

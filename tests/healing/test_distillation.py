@@ -5,7 +5,8 @@ import torch
 from hypothesis import assume, given, settings
 from torch.nn.functional import cross_entropy, kl_div
 
-from tests.alignment.random_models import TOKENS, RandomModel, models, random_weights
+from tests.alignment.random_models import TOKENS, RandomModel, models
+from tests.support.dense_models import random_weights
 from vllm_gac.compression.reference_model import Reference, logits, reference_of
 from vllm_gac.healing import distillation
 from vllm_gac.healing.distillation import Distillation, Model

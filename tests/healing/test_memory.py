@@ -7,8 +7,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from benchmarks.common.llama3_8b import DENSE, write_models
-from tests.alignment.random_models import random_weights
-from tests.support.dense_models import config
+from tests.support.dense_models import config, random_weights
 from vllm_gac.checkpoint.layer_shards import read_layer
 from vllm_gac.compression.reference_model import Reference, layer_forward
 from vllm_gac.errors import HealingError

@@ -2,7 +2,8 @@
 
 import torch
 
-from tests.alignment.random_models import gac_config, random_weights
+from tests.alignment.random_models import gac_config
+from tests.support.dense_models import random_weights
 from vllm_gac.healing.processes import Processes
 from vllm_gac.healing.student import Student
 from vllm_gac.layout.dims import layout_of

@@ -10,9 +10,8 @@ from tests.importers.layer_models import heterogeneous
 from tests.importers.low_rank_models import RANKS, TOOLS, low_rank
 from tests.importers.tools import MISTRAL, assert_same_logits
 from tests.support.command import error, result
-from tests.support.dense_models import config, weights, write, write_text
+from tests.support.dense_models import config, weights, write, write_bin, write_text
 from tests.support.imports import ROOT
-from tests.support.state_dicts import write_bin
 from tests.support.stored_models import stored_tensors
 
 GUIDE = ROOT / "docs" / "guide.md"

@@ -1,8 +1,8 @@
-"""Small random dense models as directories on disk, to compress and to compare with."""
+"""Small random models as directories on disk, most of them dense; and texts for them."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,18 +63,33 @@ def config(**changes: Any) -> dict[str, Any]:
     return raw | changes
 
 
-def weights(raw: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """Random weights by their names in files, the same on every call; norms are around one."""
-    generator = torch.Generator().manual_seed(0)
+def weights(
+    raw: Mapping[str, Any], dtype: torch.dtype = torch.float32, seed: int = 0, gain: float = 2
+) -> dict[str, torch.Tensor]:
+    """Random weights by their names in files, the same on every call; RoPE tables stay fp32."""
+    tensors = {
+        name: tensor if name.endswith("rope_inv_freq") else tensor.to(dtype)
+        for name, tensor in random_weights(layout_of(raw).tensors().items(), seed, gain).items()
+    }
+    return fused(tensors) if raw["model_type"] == "phi3" and "gac" not in raw else tensors
+
+
+def random_weights(
+    shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int = 0, gain: float = 1
+) -> dict[str, torch.Tensor]:
+    """fp32 weights with which every part of the model affects the logits; norms are around one."""
+    generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, shape in layout_of(raw).tensors().items():
+    for name, shape in shapes:
         tensor = torch.randn(shape, generator=generator)
-        if name.endswith("norm.weight"):
+        if name.endswith("rope_inv_freq"):
+            tensor = torch.rand(shape, generator=generator) ** 4
+        elif name.endswith("norm.weight"):
             tensor = 1 + tensor / 4
-        elif not name.endswith(".bias"):
-            tensor *= 2 * shape[-1] ** -0.5
-        tensors[name] = tensor.to(dtype)
-    return fused(tensors) if raw["model_type"] == "phi3" else tensors
+        elif name.endswith(".weight"):
+            tensor *= gain * shape[-1] ** -0.5
+        tensors[name] = tensor
+    return tensors
 
 
 def fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -120,14 +135,27 @@ def write(
     raw: Mapping[str, Any],
     dtype: torch.dtype = torch.float32,
     *,
+    tensors: Mapping[str, torch.Tensor] | None = None,
     shards: int = 1,
     tokenizer: bool = True,
 ) -> Path:
-    """Write the model of `config(...)` to `directory`, in one file or in `shards` of them."""
-    directory.mkdir(parents=True)
+    """Write a model to `directory`, in one file or in `shards` of them.
+
+    Args:
+        directory: Gets the model.
+        raw: Its config.json.
+        dtype: That of its weights.
+        tensors: Its weights, if not those of `weights(raw, dtype)`.
+        shards: How many files hold its weights.
+        tokenizer: Whether it has a tokenizer.
+
+    Returns:
+        `directory`.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(raw))
     (directory / "generation_config.json").write_text('{"max_new_tokens": 7}')
-    tensors = weights(raw, dtype)
+    tensors = tensors or weights(raw, dtype)
     if shards == 1:
         save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     else:
@@ -142,6 +170,30 @@ def write(
     if tokenizer:
         write_tokenizer(directory / "tokenizer.json", raw["vocab_size"])
     return directory
+
+
+def write_bin(
+    directory: Path,
+    raw: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor] | None = None,
+    *,
+    shards: int = 1,
+) -> Path:
+    """Write a model in bf16 as pytorch_model*.bin, as transformers did before safetensors."""
+    write(directory, raw, torch.bfloat16)
+    (directory / "model.safetensors").unlink()
+    tensors = tensors or weights(raw, torch.bfloat16)
+    for number in range(shards):
+        part = {name: tensors[name] for name in list(tensors)[number::shards]}
+        file = f"pytorch_model-{number + 1}.bin" if shards > 1 else "pytorch_model.bin"
+        torch.save(part, directory / file)
+    return directory
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    """Change these keys of a model's config.json."""
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def write_tokenizer(path: Path, vocab_size: int) -> None:

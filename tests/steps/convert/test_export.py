@@ -18,7 +18,6 @@ from tests.importers.tools import TOKENS
 from tests.support import dense_models
 from tests.support.command import error, result
 from tests.support.dense_models import config
-from tests.support.misaligned_models import write_weights
 from tests.support.stored_models import logits_of
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.importers.open_any import open_any_format
@@ -44,9 +43,8 @@ def compressed(directory: Path, raw: dict[str, Any], *layers: dict[str, Any]) ->
         "head_dim": layout.cache_head_dim,
         "gac": layout.section(),
     }
-    write_weights(directory, raw | gac)
-    dense_models.write_tokenizer(directory / "tokenizer.json", raw["vocab_size"])
-    return directory
+    raw = raw | gac
+    return dense_models.write(directory, raw, tensors=dense_models.weights(raw, gain=1))
 
 
 def heads(query: int, kv: int, size: int = 16) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.alignment.random_models import gac_config
-from tests.support.dense_models import write_text, write_tokenizer
-from tests.support.misaligned_models import LAYERS, write_weights
+from tests.alignment.random_models import MISALIGNED, gac_config
+from tests.support.dense_models import weights, write, write_text
 from vllm_gac.layout.dims import layout_of
 
 # 7 steps of 8 sequences.
@@ -29,13 +28,13 @@ def flags(options: dict[str, Any]) -> list[Any]:
 
 def compressed_config(**changes: Any) -> dict[str, Any]:
     """config.json of the compressed model."""
-    raw = gac_config(LAYERS, 18) | {"vocab_size": 128} | changes
+    raw = gac_config(MISALIGNED, 18) | {"vocab_size": 128} | changes
     return raw | {"head_dim": layout_of(raw).cache_head_dim}
 
 
 def dense_config(**changes: Any) -> dict[str, Any]:
     """config.json of the teacher."""
-    raw = gac_config(LAYERS, 18) | {"vocab_size": 128, "architectures": ["LlamaForCausalLM"]}
+    raw = gac_config(MISALIGNED, 18) | {"vocab_size": 128, "architectures": ["LlamaForCausalLM"]}
     del raw["gac"]
     return raw | changes
 
@@ -45,9 +44,7 @@ def write_model(
 ) -> Path:
     """A model with random weights and a tokenizer, in place of what `directory` held."""
     shutil.rmtree(directory, ignore_errors=True)
-    write_weights(directory, raw, seed, dtype)
-    write_tokenizer(directory / "tokenizer.json", raw["vocab_size"])
-    return directory
+    return write(directory, raw, tensors=weights(raw, dtype, seed, gain=1))
 
 
 def write_near(directory: Path, teacher: Path) -> Path:

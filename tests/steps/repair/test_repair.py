@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.alignment.random_models import DEFAULT_ROPE, TOKENS, gac_config
+from tests.alignment.random_models import DEFAULT_ROPE, MISALIGNED, TOKENS, gac_config
 from tests.importers import low_rank_models, tools
 from tests.support import dense_models
 from tests.support.command import result
-from tests.support.misaligned_models import LAYERS, write_weights
 from tests.support.stored_models import change_tensors, logits_of
 from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.checkpoint.open import faults, open_checkpoint
@@ -22,12 +21,12 @@ from vllm_gac.steps.repair.request import RepairRequest
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return write(tmp_path / "model", gac_config(LAYERS, 18, rope_parameters=DEFAULT_ROPE))
+    return write(tmp_path / "model", gac_config(MISALIGNED, 18, rope_parameters=DEFAULT_ROPE))
 
 
 def write(directory: Path, raw: dict[str, Any]) -> Path:
-    write_weights(directory, raw | {"head_dim": layout_of(raw).cache_head_dim})
-    (directory / "generation_config.json").write_text('{"max_new_tokens": 7}')
+    raw = raw | {"head_dim": layout_of(raw).cache_head_dim}
+    dense_models.write(directory, raw, tensors=dense_models.weights(raw, gain=1), tokenizer=False)
     (directory / "README.md").write_text("dims that are no longer true")
     return directory
 
