@@ -1,4 +1,4 @@
-"""The decode kernel agrees with the fp32 reference on a GPU; test_interpreted.py needs none."""
+"""The decode kernel agrees with the fp32 reference: on a GPU, and in Triton's interpreter."""
 
 from dataclasses import replace
 
@@ -8,12 +8,14 @@ import torch
 from tests.kernels.decode_cases import (
     GPU,
     check_codes,
+    check_interpreted,
     compile_all,
     decode,
     random_batch,
     relative_error,
     tolerance,
 )
+from tests.support.processes import run_interpreted
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.torch_reference import paged_attention
 from vllm_gac.layout.cache_geometry import CacheGeometry
@@ -21,6 +23,25 @@ from vllm_gac.layout.cache_geometry import CacheGeometry
 # Head sizes of our plans, arbitrary sizes, and small sizes that fill no tile.
 SIZES = {"aligned": GPU, "any": replace(GPU, grain=1), "small": replace(GPU, grain=1, head_size=20)}
 SEEDS_AT_ONCE = 40
+
+
+@pytest.mark.parametrize(
+    ("seeds", "grain", "head_size"),
+    [
+        (range(3), 1, 64),
+        pytest.param(range(11), 8, 64, marks=pytest.mark.slow),
+        pytest.param(range(5, 9), 1, 20, marks=pytest.mark.slow),
+    ],
+)
+def test_random_batches_are_decoded_in_tritons_interpreter(
+    seeds: range, grain: int, head_size: int
+) -> None:
+    """Head sizes are multiples of `grain`, and at most `head_size`."""
+    run_interpreted(check_interpreted, [(seed, grain, head_size) for seed in seeds])
+
+
+def test_fp8_codes_are_decoded_in_tritons_interpreter() -> None:
+    run_interpreted(check_codes, [("cpu",)])
 
 
 @pytest.mark.gpu

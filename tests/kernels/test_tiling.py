@@ -8,7 +8,7 @@ import torch
 from vllm_gac.errors import GacError
 from vllm_gac.kernels.decode.launch import decode_scratch
 from vllm_gac.kernels.decode.tiling import pieces_of, tiling_of
-from vllm_gac.kernels.gpu_limits import HOPPER, converts_e4m3, shared_memory
+from vllm_gac.kernels.gpu_limits import HOPPER, shared_memory
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
@@ -52,14 +52,21 @@ def test_smaller_gpus_run_fewer_programs_or_smaller_tiles(capability: tuple[int,
 
 
 @pytest.mark.parametrize(
-    ("capability", "geometry", "queries", "itemsize", "compiled"),
+    ("capability", "geometry", "queries", "itemsize", "group", "compiled"),
     [
-        (ADA, CacheGeometry(4, 112, 1, 112, 1, 80), 8, 2, 33_792),  # two warps exchange weights
-        (ADA, CacheGeometry(4, 128, 1, 128, 1, 128), 8, 1, 26_624),
-        (ADA, CacheGeometry(5, 128, 1, 128, 1, 128), 8, 2, 53_248),  # 40 rows are rounded to 64
-        (HOPPER, CacheGeometry(8, 128, 2, 128, 1, 128), 1, 2, 57_600),  # one warp, offsets
-        (HOPPER, CacheGeometry(10, 112, 2, 112, 1, 96), 8, 1, 77_824),
-        (HOPPER, CacheGeometry(8, 128, 2, 128, 1, 128), 8, 1, 57_344),  # columns are paired
+        # Two warps exchange weights; and 40 rows are rounded to 64.
+        (ADA, CacheGeometry(4, 112, 1, 112, 1, 80), 8, 2, 0, 33_792),
+        (ADA, CacheGeometry(4, 128, 1, 128, 1, 128), 8, 1, 0, 26_624),
+        (ADA, CacheGeometry(5, 128, 1, 128, 1, 128), 8, 2, 0, 53_248),
+        # One warp, with offsets; and columns are paired.
+        (HOPPER, CacheGeometry(8, 128, 2, 128, 1, 128), 1, 2, 0, 57_600),
+        (HOPPER, CacheGeometry(10, 112, 2, 112, 1, 96), 8, 1, 0, 77_824),
+        (HOPPER, CacheGeometry(8, 128, 2, 128, 1, 128), 8, 1, 0, 57_344),
+        # FP8 is converted in registers; one program alone takes up to 1.24 times as long (H200).
+        *(
+            (HOPPER, CacheGeometry(32, 128, latents, size, 4, 128), 1, 1, 8 // latents, 100_000)
+            for size, latents in ((64, 8), (96, 8), (128, 8), (128, 4))
+        ),
     ],
 )
 def test_the_multiprocessor_has_room_for_the_programs(
@@ -67,41 +74,13 @@ def test_the_multiprocessor_has_room_for_the_programs(
     geometry: CacheGeometry,
     queries: int,
     itemsize: int,
+    group: int,
     compiled: int,
 ) -> None:
     """`compiled`: bytes of shared memory, by Triton 3.9; test_compiler.py compiles more shapes."""
-    programs = tiling_of(geometry, queries, itemsize, 0, capability).programs_per_multiprocessor
+    programs = tiling_of(geometry, queries, itemsize, group, capability).programs_per_multiprocessor
     memory = shared_memory(capability).multiprocessor
     assert programs == memory // (compiled + 1024)
-
-
-@pytest.mark.parametrize(("latent_size", "latents"), [(64, 8), (96, 8), (128, 8), (128, 4)])
-def test_two_programs_with_fp8_latents_share_a_multiprocessor(
-    latent_size: int, latents: int
-) -> None:
-    """fp8 is converted in registers; one program alone takes up to 1.24 times as long (H200)."""
-    heads = CacheGeometry(32, 128, latents, latent_size, 4, 128)
-    assert tiling_of(heads, 1, 1, 8 // latents, HOPPER).programs_per_multiprocessor == 2
-
-
-@pytest.mark.parametrize(
-    ("geometry", "queries", "group", "on_hopper", "message"),
-    [
-        (CacheGeometry(32, 128, 4, 256, 4, 256), 1, 2, True, r"128 KB.*99 KB"),
-        (CacheGeometry(64, 256, 32, 256, 4, 256), 8, 0, False, r"2304.*99 KB"),
-    ],
-)
-def test_heads_that_the_gpu_holds_no_tile_of_are_refused(
-    geometry: CacheGeometry, queries: int, group: int, on_hopper: bool, message: str
-) -> None:
-    if on_hopper:
-        assert tiling_of(geometry, queries, 2, group, HOPPER).programs_per_multiprocessor == 1
-    with pytest.raises(GacError, match=message):
-        tiling_of(geometry, queries, 2, group, ADA)
-
-
-def test_fp8_begins_with_ada() -> None:
-    assert [converts_e4m3(gpu) for gpu in (A100, (8, 6), ADA, HOPPER)] == [False, False, True, True]
 
 
 def test_a_cache_in_bf16_does_not_need_room_for_one_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:

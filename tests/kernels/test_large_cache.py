@@ -5,9 +5,11 @@ No memory lies behind what is not written.
 
 import mmap
 
+import pytest
 import torch
 
 from tests.kernels.decode_cases import Batch, decode
+from tests.support.processes import run_interpreted
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.gather_context import KeyValueSource, gather_rows
 from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
@@ -79,3 +81,11 @@ def check(is_fp8: bool, block_stride: int, head_stride: int) -> None:
         for got, expected in zip(large, small, strict=True):
             assert expected.any()
             assert torch.equal(got, expected)
+
+
+@pytest.mark.slow
+def test_offsets_beyond_31_bits_are_right_in_tritons_interpreter() -> None:
+    page, odd = BLOCK_SIZE * ROW, 2**30 + 1  # kernels know alignments from strides
+    # Decoding FP8 counts in 16 numbers here, so heads must be further apart.
+    calls = [(False, page, odd), (False, odd, page), (True, page, 2**34 + 16)]
+    run_interpreted(check, calls)

@@ -1,11 +1,13 @@
-"""Random queries, keys and values of a step. The kernels and torch rotate and cache them."""
+"""Queries, keys and values of a step are rotated and cached as by torch."""
 
 import random
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 from tests.kernels.head_scales import row_scales, spread
+from tests.support.processes import run_interpreted
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
 from vllm_gac.kernels.torch_reference import write_cache as write_cache_in_torch
@@ -150,3 +152,14 @@ def check(seed: int, device: str) -> None:
     """Both kernels agree with torch on the case of a seed."""
     check_rotation(random_case(seed, device))
     check_write(random_case(seed, device))
+
+
+@pytest.mark.slow
+def test_tokens_are_rotated_and_cached_in_tritons_interpreter() -> None:
+    run_interpreted(check, [(seed, "cpu") for seed in range(30)])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(60))
+def test_tokens_are_rotated_and_cached_on_a_gpu(seed: int) -> None:
+    check(seed, "cuda")
