@@ -295,30 +295,40 @@ def test_a_kernel_that_moves_little_takes_as_long_as_a_launch() -> None:
     assert moving_microseconds(1e9, H200) == roofline(H200).moving(1e9) > fastest
 
 
-@given(st.integers(1, 4096), st.sampled_from([DECODE, PREFILL]))
-def test_a_low_rank_linear_takes_both_its_gemms(rank: int, mix: BatchMix) -> None:
+@pytest.mark.parametrize("mix", [DECODE, PREFILL])
+@pytest.mark.parametrize(
+    ("ranks", "gemms", "replaced"),
+    [
+        *(
+            ({"down": rank}, [(rank, 14336), (4096, rank)], (4096, 14336))
+            for rank in (1, 1000, 1024, 4096)
+        ),
+        # One low-rank linear parts the ones beside it.
+        ({"gate": 1024}, [(1024, 4096), (14336, 1024), (14336, 4096)], (28672, 4096)),
+        # Aligned down factors of one input are one GEMM.
+        (
+            {"gate": 1024, "up": 512},
+            [(1536, 4096), (14336, 1024), (14336, 512)],
+            (28672, 4096),
+        ),
+        (
+            {"gate": 1024, "up": 513},
+            [(1024, 4096), (513, 4096), (14336, 1024), (14336, 513)],
+            (28672, 4096),
+        ),
+    ],
+)
+def test_low_rank_linears_take_the_gemms_of_their_factors(
+    ranks: dict[str, int], gemms: list[tuple[int, int]], replaced: tuple[int, int], mix: BatchMix
+) -> None:
+    """`gemms` and the one that they replace are the (n, k) of each."""
     m = mix.decode_batch if mix is DECODE else mix.prefill_tokens
-    factors = [gemm(m, rank, 14336), gemm(m, 4096, rank)]
-    full = mlp_microseconds(DENSE, LAYER, Deployment(GEMMS_ALONE, mix))
-    low = mlp_microseconds(DENSE, low_rank(down=rank), Deployment(GEMMS_ALONE, mix))
-    assert low - full == pytest.approx(sum(factors) - gemm(m, 4096, 14336), abs=1e-6)
-    assert low > max(factors)
-
-
-def test_one_low_rank_linear_parts_the_ones_beside_it() -> None:
-    full = mlp_microseconds(DENSE, LAYER, Deployment(GEMMS_ALONE, DECODE))
-    parted = mlp_microseconds(DENSE, low_rank(gate=1024), Deployment(GEMMS_ALONE, DECODE))
-    expected = gemm(64, 1024, 4096) + gemm(64, 14336, 1024) + gemm(64, 14336, 4096)
-    assert parted - full == pytest.approx(expected - gemm(64, 28672, 4096), abs=1e-6)
-
-
-@pytest.mark.parametrize(("up", "firsts"), [(512, [1536]), (513, [1024, 513])])
-def test_aligned_down_factors_of_one_input_are_one_gemm(up: int, firsts: list[int]) -> None:
-    full = mlp_microseconds(DENSE, LAYER, Deployment(GEMMS_ALONE, DECODE))
-    both = mlp_microseconds(DENSE, low_rank(gate=1024, up=up), Deployment(GEMMS_ALONE, DECODE))
-    expected = sum(gemm(64, rank, 4096) for rank in firsts)
-    expected += gemm(64, 14336, 1024) + gemm(64, 14336, up)
-    assert both - full == pytest.approx(expected - gemm(64, 28672, 4096), abs=1e-6)
+    full, low = (
+        mlp_microseconds(DENSE, layer, Deployment(GEMMS_ALONE, mix))
+        for layer in (LAYER, low_rank(**ranks))
+    )
+    expected = sum(gemm(m, n, k) for n, k in gemms)
+    assert low - full == pytest.approx(expected - gemm(m, *replaced), abs=1e-6)
 
 
 @given(st.floats(0.1, 100), st.floats(0.1, 100))

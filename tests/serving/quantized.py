@@ -2,6 +2,9 @@
 
 The formats, packing and schemes are those of the compressed-tensors library. LLM Compressor itself,
 which is not installed here, may search for scales; ours are those of the largest numbers.
+
+Each function reads the directory `model` and writes two: `out`, the quantized model, and `rounded`,
+the same model in the dtype of `model`, with the rounded weights.
 """
 
 import json
@@ -21,9 +24,9 @@ from compressed_tensors.quantization import (
     preset_name_to_scheme,
 )
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from tests.serving.adapters import is_linear
+from tests.support.stored_models import stored_tensors
 from vllm_gac.layout.dims import ModelLayout
 
 INPUT_SCALE = 0.05  # of a static scheme
@@ -45,9 +48,6 @@ def write_quantized(
     """Quantize the linears of `model` by a preset of compressed-tensors.
 
     Args:
-        model: A model directory.
-        out: Gets the quantized model.
-        rounded: Gets the same model in the dtype of `model`, with the rounded weights.
         scheme: Name of the preset, such as W4A16.
         left_alone: Regex of linears that are not quantized.
         ignore: Regex of linears that the config lists as not quantized; default is `left_alone`.
@@ -64,7 +64,7 @@ def write_quantized(
         preset.weights.block_structure = block
     preset.format = infer_module_format(torch.nn.Linear, preset)
     packed, values = dict(cache_scales or {}), {}
-    tensors = _tensors(model)
+    tensors = stored_tensors(model)
     for name, tensor in tensors.items():
         packed[name] = values[name] = tensor
         module = name.removesuffix(".weight")
@@ -94,14 +94,11 @@ def write_modelopt_fp8(
     """Quantize the linears of `model` to FP8 as ModelOpt exports it.
 
     Args:
-        model: A model directory.
-        out: Gets the quantized model.
-        rounded: Gets the same model in the dtype of `model`, with the rounded weights.
         scales: Scales of the KV cache, by the names that they get.
         inline: Whether config.json has it (ModelOpt 0.31 and later), not hf_quant_config.json.
     """
     packed, values = dict(scales), {}
-    for name, tensor in _tensors(model).items():
+    for name, tensor in stored_tensors(model).items():
         packed[name] = values[name] = tensor
         if is_linear(name, tensor):
             scale = tensor.float().abs().max() / 448
@@ -138,14 +135,11 @@ def write_fp8(model: Path, out: Path, rounded: Path, block: tuple[int, int] | No
     """Quantize the linears of `model` to what vLLM calls fp8.
 
     Args:
-        model: A model directory.
-        out: Gets the quantized model.
-        rounded: Gets the same model in the dtype of `model`, with the rounded weights.
         block: Rows and columns that share a scale, as in DeepSeek's models; None: all, and inputs
             have a scale, too, as AutoFP8 writes them.
     """
     packed, values = {}, {}
-    for name, tensor in _tensors(model).items():
+    for name, tensor in stored_tensors(model).items():
         packed[name] = values[name] = tensor
         if not is_linear(name, tensor):
             continue
@@ -172,14 +166,11 @@ def write_words(model: Path, out: Path, rounded: Path, method: str, size: int) -
     """Quantize the linears of `model` to four bits, as AutoGPTQ or AutoAWQ writes them.
 
     Args:
-        model: A model directory.
-        out: Gets the quantized model.
-        rounded: Gets the same model in the dtype of `model`, with the rounded weights.
         method: gptq or awq.
         size: How many columns share a scale, in groups.
     """
     packed, values = {}, {}
-    for name, tensor in _tensors(model).items():
+    for name, tensor in stored_tensors(model).items():
         packed[name] = values[name] = tensor
         if not is_linear(name, tensor):
             continue
@@ -218,6 +209,14 @@ def _in_words(numbers: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     return (eight << torch.arange(0, 32, 4)).sum(2).to(torch.int32)
 
 
+def is_linear(name: str, tensor: torch.Tensor) -> bool:
+    """Whether this tensor is the weight of a linear or of a factor in a layer."""
+    is_norm = name.endswith("norm.weight")  # those of key heads have two dims
+    of_experts = ".mlp.gate." in name or ".experts." in name  # which adapters leave alone
+    in_layer = name.startswith("model.layers.") and name.endswith(".weight")
+    return in_layer and tensor.ndim == 2 and not is_norm and not of_experts
+
+
 def scales_of_layers(layers: int, name: str) -> dict[str, torch.Tensor]:
     """A scale of keys and one of values for each layer: 0.01, 0.02 and so on.
 
@@ -240,11 +239,6 @@ def scales_by_head(layout: ModelLayout) -> dict[str, torch.Tensor]:
             spread = 10 ** torch.linspace(-2, -1, count)
             scales[f"model.layers.{index}.self_attn.{kind}_scale"] = spread.view(-1, 1, 1)
     return scales
-
-
-def _tensors(model: Path) -> dict[str, torch.Tensor]:
-    stored = [load_file(shard) for shard in sorted(model.glob("*.safetensors"))]
-    return {name: tensor for tensors in stored for name, tensor in tensors.items()}
 
 
 def _scaled_with(name: str, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

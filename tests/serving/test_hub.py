@@ -17,27 +17,21 @@ from tests.support.hub import Repository
 from vllm_gac.errors import CheckpointError
 from vllm_gac.serving.loading.loader import GacModelLoader
 
-REVISION = "0123456789abcdef0123456789abcdef01234567"
-
 
 def _hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
     """vLLM's config of org/model, and its weights, stored as huggingface_hub stores a download."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     write_model(tmp_path / "model", HETEROGENEOUS[:4])
-    downloaded = tmp_path / "downloads" / "models--org--model"
-    snapshot = downloaded / "snapshots" / REVISION
-    for folder in (snapshot, downloaded / "blobs", downloaded / "refs"):
-        folder.mkdir(parents=True)
-    (downloaded / "refs" / "main").write_text(REVISION)
-    blob = (tmp_path / "model" / "model.safetensors").rename(downloaded / "blobs" / "1f2e")
-    (snapshot / "model.safetensors").symlink_to("../../blobs/1f2e")
     config = ModelConfigStub(tmp_path / "model")
     config.model = "org/model"
-    return config, blob
+    weights = tmp_path / "model" / "model.safetensors"
+    snapshot = hub.cached(tmp_path, "org/model", {weights.name: weights.read_bytes()})
+    weights.unlink()
+    return config, (snapshot / weights.name).resolve()
 
 
-def _load(config: Any, downloads: Path) -> dict[str, torch.Tensor]:
-    loader = GacModelLoader(LoadConfig(load_format="gac", download_dir=str(downloads)))
+def _load(config: Any, tmp_path: Path) -> dict[str, torch.Tensor]:
+    loader = GacModelLoader(LoadConfig(load_format="gac", download_dir=str(tmp_path / "hub")))
     return dict(loader.get_all_weights(config, torch.nn.Module()))
 
 
@@ -45,13 +39,13 @@ def test_weights_downloaded_without_their_config_are_checked_and_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, blob = _hub_model(tmp_path, monkeypatch)
-    loaded, stored = _load(config, tmp_path / "downloads"), load_file(blob)
+    loaded, stored = _load(config, tmp_path), load_file(blob)
     assert loaded.keys() == stored.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in stored.items())
     del stored["model.norm.weight"]
     save_file(stored, blob, {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
-        _load(config, tmp_path / "downloads")
+        _load(config, tmp_path)
 
 
 @pytest.mark.slow

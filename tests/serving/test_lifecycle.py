@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.serving.engines import (
     GPU_OPTIONS,
@@ -15,6 +14,7 @@ from tests.serving.engines import (
     in_engine_process,
 )
 from tests.serving.models import HETEROGENEOUS, write_model
+from tests.support.stored_models import change_tensors
 
 
 @pytest.mark.slow
@@ -22,7 +22,14 @@ def test_reloaded_weights_answer_as_in_a_new_engine(tmp_path: Path) -> None:
     """The prefix cache holds keys of the old weights. After a reset it is filled again."""
     write_model(tmp_path / "model", HETEROGENEOUS)  # the last layer is padded at load time
     write_model(tmp_path / "other", HETEROGENEOUS)
-    _change_every_tensor(tmp_path / "other" / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    change_tensors(
+        tmp_path / "other" / "model.safetensors",
+        lambda tensors: [
+            tensor.mul_(0.5 + torch.rand(tensor.shape, generator=generator))
+            for tensor in tensors.values()
+        ],
+    )
     reloaded = in_engine_process(_reload, str(tmp_path / "model"), str(tmp_path / "other"))
     expected = reloaded["a new engine"]
     assert reloaded["padded"] == [64, 40, 256, 40]
@@ -31,15 +38,6 @@ def test_reloaded_weights_answer_as_in_a_new_engine(tmp_path: Path) -> None:
     assert_same(reloaded["other"], expected)
     assert reloaded["hits"] > 0
     assert_same(reloaded["other from the prefix cache"], expected)
-
-
-def _change_every_tensor(path: Path) -> None:
-    generator = torch.Generator().manual_seed(1)
-    changed = {
-        name: (tensor * (0.5 + torch.rand(tensor.shape, generator=generator))).to(tensor.dtype)
-        for name, tensor in load_file(path).items()
-    }
-    save_file(changed, path, metadata={"format": "pt"})
 
 
 def _reload(model: str, other: str) -> dict[str, Any]:

@@ -2,23 +2,23 @@
 
 import dataclasses
 import json
-import urllib.error
-import urllib.request
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import openai
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedConfig
 from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from tests.alignment.random_models import RandomModel, models
-from tests.serving.adapters import RANK, is_linear, write_adapter, write_factors
 from tests.serving.agreement import PROMPTS
 from tests.serving.engines import (
     CPU_RANKS,
@@ -31,7 +31,8 @@ from tests.serving.engines import (
     served,
 )
 from tests.serving.models import HETEROGENEOUS, layout_with, write_model
-from tests.serving.server import Server, serve
+from tests.serving.quantized import is_linear
+from tests.serving.server import serve
 from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.alignment.zero_padding import padded_tensor
 from vllm_gac.errors import CheckpointError
@@ -61,9 +62,10 @@ def test_an_adapter_for_all_layer_shapes_answers_as_the_merged_model(
         base = server.completions(PROMPTS, 12)
         tuned = dataclasses.replace(server, model="tuned")
         assert_same(tuned.completions(PROMPTS, 12), expected)
-        status, message = _load_adapter(server, dense)
-        assert status >= 400
-        assert all(each in message for each in ("q_proj", "lora_B", "512", "384"))
+        body = {"lora_name": "dense", "lora_path": str(dense)}
+        with pytest.raises(openai.APIStatusError) as refused:
+            server.client().post("/load_lora_adapter", cast_to=object, body=body)
+        assert all(each in str(refused.value) for each in ("q_proj", "lora_B", "512", "384"))
         assert_same(server.completions(PROMPTS, 12), base)
         assert "Padding 4 dims with zeros" in server.log.read_text()
     # The answers differ, so the test can tell which model answered.
@@ -90,18 +92,6 @@ def _sharded_answers(model: str, adapter: str) -> Answers:
     llm = LLM(model, enable_lora=True, **sharded, **OPTIONS)  # type: ignore[arg-type]
     request = LoRARequest("tuned", 1, adapter)
     return [answer(output) for output in outputs(llm, lora_request=request)]
-
-
-def _load_adapter(server: Server, directory: Path) -> tuple[int, str]:
-    body = json.dumps({"lora_name": directory.name, "lora_path": str(directory)}).encode()
-    request = urllib.request.Request(
-        f"{server.url}/v1/load_lora_adapter", body, {"Content-Type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=300) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as e:
-        return e.code, e.read().decode()
 
 
 def test_a_linear_that_vllm_cannot_adapt_is_refused() -> None:
@@ -178,3 +168,39 @@ def _tensors(name: str, shape: tuple[int, int]) -> list[tuple[str, torch.Tensor]
         (f"{prefix}A.weight", torch.randn(RANK, shape[1], generator=generator)),
         (f"{prefix}B.weight", torch.randn(shape[0], RANK, generator=generator)),
     ]
+
+
+RANK, ALPHA = 8, 16
+
+
+def write_adapter(model: Path, out: Path, merged: Path | None = None) -> None:
+    """Write an adapter for every linear of `model` to `out`; the merged fp32 model to `merged`."""
+    generator = torch.Generator().manual_seed(3)
+    factors, weights = {}, load_file(model / "model.safetensors")
+    for name, weight in weights.items():
+        weights[name] = weight.float()
+        if not is_linear(name, weight):
+            continue
+        a = torch.randn(RANK, weight.shape[1], generator=generator) * weight.shape[1] ** -0.5
+        b = torch.randn(weight.shape[0], RANK, generator=generator) * 0.3
+        linear = "base_model.model." + name.removesuffix(".weight")
+        factors |= {f"{linear}.lora_A.weight": a, f"{linear}.lora_B.weight": b}
+        weights[name] += ALPHA / RANK * b @ a
+    write_factors(out, factors)
+    if merged is not None:
+        shutil.copytree(model, merged)
+        save_file(weights, merged / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_factors(out: Path, factors: dict[str, torch.Tensor]) -> None:
+    """Write an adapter with these tensors, as PEFT does."""
+    out.mkdir(parents=True)
+    save_file(factors, out / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": ALPHA,
+        "target_modules": sorted({name.split(".")[-3] for name in factors}),
+        "bias": "none",
+    }
+    (out / "adapter_config.json").write_text(json.dumps(config))

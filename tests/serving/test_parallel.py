@@ -10,6 +10,7 @@ from tests.serving.agreement import PROMPTS
 from tests.serving.engines import CPU_RANKS, Answers, assert_same, served_by_ranks
 from tests.serving.models import layer, write_model
 from tests.serving.server import serve
+from tests.support.dense_models import config, write
 from vllm_gac.alignment.rules import padded_layout
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import ModelLayout
@@ -59,6 +60,25 @@ def test_pipeline_stages_answer_as_one_process(model: Path, alone: Answers) -> N
     rooms = [_room(replace(layout, layers=layers)) for layers in stages]
     assert rooms[0] != rooms[1]
     assert room == pytest.approx(min(rooms), rel=0.01)
+
+
+def test_ranks_and_stages_of_a_model_with_experts_answer_as_one_process(tmp_path: Path) -> None:
+    layers = [layer(("rotary", 2, 48), (2, 40), 32), layer(("latent", 2, 48), (2, 64), 32)]
+    gac = {"version": 1, "softmax_scale": 0.125, "head_dim": 64, "layers": layers}
+    raw = config(
+        model_type="qwen3_moe",
+        architectures=["GacLlamaForCausalLM"],
+        head_dim=64,
+        hidden_size=128,
+        vocab_size=4096,
+        max_position_embeddings=512,
+        gac=gac,
+    )
+    model = write(tmp_path / "model", raw)
+    alone, _ = served_by_ranks(model)
+    for parallel in ("tensor_parallel_size", "pipeline_parallel_size"):
+        answers, _ = served_by_ranks(model, **{parallel: 2})
+        assert_same(answers, alone)
 
 
 @pytest.mark.needs("ray")

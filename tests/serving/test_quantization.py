@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear
 from transformers import AutoConfig
-from vllm.config.quantization import resolve_quantization_config
 from vllm.model_executor.models.utils import WeightsMapper
 
 from tests.serving.agreement import PROMPTS
@@ -27,7 +27,7 @@ from tests.serving.engines import (
     linear_methods,
     scored_prompts,
 )
-from tests.serving.models import ALIGNED, HETEROGENEOUS, layer, layout_with, write_model
+from tests.serving.models import ALIGNED, HETEROGENEOUS, layer, write_model
 from tests.serving.quantized import (
     FP8_CACHE,
     scales_by_head,
@@ -40,15 +40,14 @@ from tests.serving.quantized import (
 from tests.serving.stubs import ModelConfigStub, stream
 from tests.support.dense_models import config as dense_config
 from tests.support.dense_models import write, write_text
-from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples, padded_layout
+from tests.support.stored_models import change_tensors
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression import reference_model
 from vllm_gac.compression.reference_model import Observe, logits, reference
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.layout.dims import layout_of
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.serving.config.hook import GacConfigHook
-from vllm_gac.serving.config.served_layout import requested_quantization, resolve_cache_dtype
 from vllm_gac.serving.loading.quantized_checkpoint import (
     check_cache_scheme,
     check_packed,
@@ -76,23 +75,42 @@ PACKED, PLAIN, MODELOPT = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("scheme", "noise", "by_head"),
-    [("W4A16_ASYM", 0.02, False), ("W4A16", 0.02, True), ("FP8", 0.2, False)],
+    ("scheme", "noise", "scale_name"),
+    [
+        ("W4A16_ASYM", 0.02, "{}_scale"),
+        ("W4A16", 0.02, "of each head"),
+        ("FP8", 0.2, "{}_scale"),
+        ("hf_quant_config.json", 0.2, "{}_proj.{}_scale"),
+        ("config.json", 0.2, "{}_proj.{}_scale"),
+    ],
 )
-def test_what_llm_compressor_packs_scores_text_as_its_rounded_weights(
-    scheme: str, noise: float, by_head: bool, tmp_path: Path
+def test_packed_models_score_text_as_their_rounded_weights(
+    scheme: str, noise: float, scale_name: str, tmp_path: Path
 ) -> None:
-    """Logprobs differ by less than `noise` of their spread. Static FP8 rounds inputs, too."""
-    model, *written = (tmp_path / name for name in ("model", "packed", "rounded"))
+    """Logprobs differ by less than `noise` of their spread. Static FP8 rounds inputs, too.
+
+    LLM Compressor packs by a scheme; ModelOpt to FP8, and says so in one of two files.
+    """
+    model, packed, rounded = (tmp_path / name for name in ("model", "packed", "rounded"))
     layout = write_model(model, ALIGNED)
-    scales = scales_by_head(layout) if by_head else scales_of_layers(len(ALIGNED), "{}_scale")
-    group_size = None if scheme == "FP8" else 32
-    write_quantized(model, *written, scheme, group_size=group_size, cache_scales=scales)
-    packed = _assert_scored_as_rounded(*written, noise, PACKED)
-    for index, layer_scales in enumerate(packed["cache_scales"]):
+    scales = scales_of_layers(len(ALIGNED), scale_name)
+    if scale_name == "of each head":
+        scales = scales_by_head(layout)
+    if scheme.endswith(".json"):
+        write_modelopt_fp8(model, packed, rounded, scales, inline=scheme == "config.json")
+    else:
+        group_size = None if scheme == "FP8" else 32
+        write_quantized(model, packed, rounded, scheme, group_size=group_size, cache_scales=scales)
+    models = [(str(path), IN_16_BITS) for path in (packed, rounded)]
+    actual, expected = each_in_engine_process(_logprobs, models)
+    assert actual["linears"] == [MODELOPT if scheme.endswith(".json") else PACKED]
+    _assert_close(actual["logprobs"], expected["logprobs"], noise)
+    if scheme.endswith(".json"):
+        return
+    for index, layer_scales in enumerate(actual["cache_scales"]):
         names = [f"model.layers.{index}.self_attn.{kind}_scale" for kind in "kv"]
-        expected = torch.cat([scales[name].flatten() for name in names])
-        assert layer_scales == pytest.approx(expected.tolist(), rel=1e-4)
+        stored = torch.cat([scales[name].flatten() for name in names])
+        assert layer_scales == pytest.approx(stored.tolist(), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -123,11 +141,9 @@ def test_eight_bits_score_text_as_the_same_numbers_in_fp32(
     repair(model, repaired, progress=False)
     write_quantized(repaired, packed, rounded, scheme, left_alone=left_alone)
     tensors = load_file(packed / "model.safetensors")
-    shutil.copytree(packed, wrong)
     scale = next(name for name in tensors if "v_proj" in name and name.endswith("weight_scale"))
-    tensors_of_wrong = tensors | {scale: tensors[scale].clone()}
-    tensors_of_wrong[scale][3] *= 2
-    save_file(tensors_of_wrong, wrong / "model.safetensors", metadata={"format": "pt"})
+    file = shutil.copytree(packed, wrong) / "model.safetensors"
+    change_tensors(file, lambda stored: stored[scale][3].mul_(2))
 
     monkeypatch.setattr(reference_model, "project", partial(_project_rounded, scheme, left_alone))
     checkpoint = reference(open_checkpoint(rounded))
@@ -221,28 +237,6 @@ def test_a_quantized_model_with_a_smaller_cache_scores_text_as_its_numbers_in_fp
     assert served["linears"] == sorted([linears, PLAIN])
     error = (torch.tensor(served["logprobs"]) - expected).abs()
     assert error.median() < noise * expected.std()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("inline", [False, True], ids=["hf_quant_config.json", "config.json"])
-def test_modelopts_fp8_scores_text_as_its_rounded_weights(inline: bool, tmp_path: Path) -> None:
-    model, *written = (tmp_path / name for name in ("model", "packed", "rounded"))
-    write_model(model, ALIGNED)
-    scales = scales_of_layers(len(ALIGNED), "{}_proj.{}_scale")
-    write_modelopt_fp8(model, *written, scales, inline)
-    _assert_scored_as_rounded(*written, 0.2, MODELOPT)
-
-
-def _assert_scored_as_rounded(
-    packed: Path, rounded: Path, noise: float, linears: str
-) -> dict[str, Any]:
-    """Compare engines with both models. Returns what that of `packed` says."""
-    models = [(str(model), IN_16_BITS) for model in (packed, rounded)]
-    actual, expected = each_in_engine_process(_logprobs, models)
-    assert actual["linears"] == [linears]
-    _assert_close(actual["logprobs"], expected["logprobs"], noise)
-    answered: dict[str, Any] = actual
-    return answered
 
 
 def _assert_close(actual: list[float], expected: list[float], noise: float) -> None:
@@ -376,22 +370,22 @@ def test_an_incomplete_packed_checkpoint_is_refused(
     change: Callable[[dict[str, torch.Tensor]], object],
     message: str,
 ) -> None:
-    raw = json.loads((packed / "config.json").read_text())
-    tensors = load_file(packed / "model.safetensors")
-    change(tensors)
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model = shutil.copytree(packed, tmp_path / "model")
+    change_tensors(model / "model.safetensors", change)
     with pytest.raises(CheckpointError, match=message):
-        check_packed(tmp_path, layout_of(raw), raw["quantization_config"])
+        _check(model)
     with pytest.raises(CheckpointError, match=message):
-        dict(stream(ModelConfigStub(tmp_path)))
+        dict(stream(ModelConfigStub(model)))
 
 
-def test_a_quantized_model_with_fused_tensors_is_left_to_vllms_own_loader(tmp_path: Path) -> None:
-    raw = dense_config(model_type="phi3")
+@pytest.mark.parametrize(("family", "named"), [("phi3", "--load-format"), ("qwen3_moe", "experts")])
+def test_quantized_models_that_vllms_own_loader_reads_are_refused(
+    family: str, named: str, tmp_path: Path
+) -> None:
+    raw = dense_config(model_type=family)
     model = write(tmp_path / "model", raw, tokenizer=False)
-    with pytest.raises(CheckpointError, match="--load-format"):
-        check_packed(model, layout_of(raw), {})
+    with pytest.raises(CheckpointError, match=named):
+        check_packed(model, layout_of(raw), {"quant_method": "fp8"})
 
 
 def test_a_complete_packed_checkpoint_is_accepted(packed: Path) -> None:
@@ -459,10 +453,8 @@ def test_scales_of_the_cache_are_complete_and_finite_numbers_above_zero(
         tensors |= {} if scale is None else {LAYER_1 + name: scale}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     section = raw["quantization_config"] | ({"kv_cache_scheme": scheme} if scheme else {})
-    if message is None:
-        check_packed(tmp_path, layout_of(raw), section)
-        return
-    with pytest.raises(CheckpointError, match=message):
+    refused = pytest.raises(CheckpointError, match=message) if message else nullcontext()
+    with refused:
         check_packed(tmp_path, layout_of(raw), section)
 
 
@@ -473,21 +465,20 @@ def test_groups_that_do_not_divide_a_rank_are_refused(tmp_path: Path) -> None:
     paths = tmp_path / "model", packed, tmp_path / "rounded"
     write_quantized(*paths, "W4A16", left_alone=r".*up_proj\.B")
     _check(packed)
-    tensors = load_file(packed / "model.safetensors")
-    up = "model.layers.0.mlp.up_proj.B.weight"
-    del tensors[up]
-    tensors |= {
-        f"{up}_packed": torch.zeros(512, 12, dtype=torch.int32),
-        f"{up}_scale": torch.ones(512, 1),
-        f"{up}_shape": torch.tensor([512, 96]),
-    }
-    save_file(tensors, packed / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"B\.weight_scale: .*96.*128"):
-        _check(packed)
-    tensors[f"{up}_packed"] = torch.zeros(256, 12, dtype=torch.int32)
-    save_file(tensors, packed / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"B\.weight_packed: .*\[256, 12\].*512"):
-        _check(packed)
+    file, up = packed / "model.safetensors", "model.layers.0.mlp.up_proj.B.weight"
+    change_tensors(file, lambda stored: stored.pop(up))
+    for rows, message in (
+        (512, r"B\.weight_scale: .*96.*128"),
+        (256, r"B\.weight_packed: .*\[256, 12\].*512"),
+    ):
+        up_factor = {
+            f"{up}_packed": torch.zeros(rows, 12, dtype=torch.int32),
+            f"{up}_scale": torch.ones(512, 1),
+            f"{up}_shape": torch.tensor([512, 96]),
+        }
+        change_tensors(file, lambda stored, new=up_factor: stored.update(new))
+        with pytest.raises(CheckpointError, match=message):
+            _check(packed)
 
 
 def test_an_embedding_that_the_config_does_not_name_as_packed_is_refused() -> None:
@@ -495,27 +486,6 @@ def test_an_embedding_that_the_config_does_not_name_as_packed_is_refused() -> No
     parameters = {"embed_tokens.weight": torch.zeros(4, 32)}
     with pytest.raises(CheckpointError, match=r"embed_tokens\.weight_packed"):
         list(check_weight_quantization(packed, parameters, WeightsMapper()))
-
-
-@pytest.mark.parametrize(
-    ("method", "requested", "resolved"),
-    [
-        ("compressed-tensors", "auto", "fp8"),
-        ("compressed-tensors", "bfloat16", "bfloat16"),
-        ("modelopt", "auto", "auto"),  # vLLM has resolved these before
-    ],
-)
-def test_the_scheme_of_the_cache_is_resolved_before_dims_are_padded(
-    method: str, requested: str, resolved: str
-) -> None:
-    section = {"quant_method": method, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
-    hf_config = SimpleNamespace(quantization_config=section)
-    stub: Any = SimpleNamespace(
-        model_config=SimpleNamespace(hf_config=hf_config),
-        cache_config=SimpleNamespace(cache_dtype=requested),
-    )
-    resolve_cache_dtype(stub)
-    assert stub.cache_config.cache_dtype == resolved
 
 
 @pytest.mark.parametrize(
@@ -543,10 +513,8 @@ def test_cache_schemes_that_no_layer_has_are_refused(
         convert_type="none",
         model_class_overrides={},
     )
-    if message is None:
-        GacConfigHook.verify_and_update_model_config(model_config)
-        return
-    with pytest.raises(CheckpointError, match=message):
+    refused = pytest.raises(CheckpointError, match=message) if message else nullcontext()
+    with refused:
         GacConfigHook.verify_and_update_model_config(model_config)
 
 
@@ -562,89 +530,3 @@ def test_each_gpu_gets_the_scales_of_its_heads(
     scales = torch.ones(2)
     self_attention.load_head_scales(scales, torch.tensor(stored).view(-1, 1, 1))
     assert scales.tolist() == expected
-
-
-# ---- multiples that quantization needs -------------------------------------------------------
-
-
-def multiples(
-    name: str | None, cache: str = "auto", config: dict[str, Any] | None = None
-) -> QuantizationMultiples:
-    stub = SimpleNamespace(
-        model_config=SimpleNamespace(
-            quantization=name, quantization_config=resolve_quantization_config(name, config)
-        ),
-        cache_config=SimpleNamespace(cache_dtype=cache),
-    )
-    return requested_quantization(stub)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("name", "multiple"),
-    [
-        (None, 1),
-        ("fp8_per_tensor", 16),
-        ("fp8_per_channel", 16),
-        ("fp8_per_block", 128),
-        ("mxfp8", 32),
-        ("int8_per_channel_weight_only", 1),  # quantizes experts only
-        ("compressed-tensors", 1),  # packed by a quantizer: not padded
-    ],
-)
-def test_each_quantization_has_its_multiple(name: str | None, multiple: int) -> None:
-    assert multiples(name) == QuantizationMultiples(linear=multiple)
-
-
-def test_quantization_in_a_config_and_an_fp8_cache_have_multiples() -> None:
-    assert multiples("online", config={"linear": "fp8_per_block"}) == QuantizationMultiples(
-        linear=128
-    )
-    targets = {"re:.*mlp.*": "fp8_per_tensor", "re:.*attn.*": "mxfp8"}
-    assert multiples("online", config={"targets": targets}) == QuantizationMultiples(linear=32)
-    assert multiples(None, "fp8_e4m3") == QuantizationMultiples(cache=16)
-    assert multiples(None, "bfloat16") == NOT_QUANTIZED
-
-
-def a_layout() -> ModelLayout:
-    ranks = {"mlp.up_proj": 37, "self_attn.q_proj": 90}
-    layers = [
-        layer(("rotary", 4, 58), (2, 35), 250, ranks),
-        layer(("latent", 2, 41), (2, 90), 320),
-        layer(("rotary", 4, 72), (4, 72), 400),
-    ]
-    return layout_with(layers)
-
-
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("multiple", [16, 32, 128])
-@pytest.mark.parametrize("strategy", ["minimal", "measured"])
-def test_both_dims_of_each_ranks_linears_are_multiples(
-    strategy: Any, multiple: int, tp: int
-) -> None:
-    padded = padded_layout(a_layout(), strategy, "h200", tp, QuantizationMultiples(linear=multiple))
-    for after, before in zip(padded.layers, a_layout().layers, strict=True):
-        heads = (
-            after.query_heads * padded.query_size(after),
-            after.key.heads * after.key.size,
-            after.value.heads * after.value.size,
-            after.query_heads * after.value.size,
-        )
-        sides = [dim // tp for dim in (*heads, after.intermediate_size)] + [*after.ranks.values()]
-        assert all(side % multiple == 0 for side in sides), sides
-        assert after.kv_elements >= before.kv_elements
-    quantized = QuantizationMultiples(linear=multiple)
-    assert padded_layout(padded, strategy, "h200", tp, quantized) == padded
-
-
-def test_heads_are_padded_together_for_linears_but_singly_for_the_cache() -> None:
-    """Four heads of 72 make 288 = 18 x 16: enough for an FP8 linear, not for an FP8 cache."""
-    sizes = {
-        quantized: padded_layout(a_layout(), "minimal", quantized=quantized).layers[2].key.size
-        for quantized in (
-            NOT_QUANTIZED,
-            QuantizationMultiples(16),
-            QuantizationMultiples(128),
-            QuantizationMultiples(1, 16),
-        )
-    }
-    assert list(sizes.values()) == [72, 72, 96, 80]

@@ -81,7 +81,9 @@ def processes(engine: Engine) -> list[psutil.Process]:
     return [server, *server.children(recursive=True)]
 
 
-def test_a_healthy_engine_runs_until_it_is_stopped() -> None:
+def test_a_healthy_engine_runs_and_is_heard_until_it_is_stopped(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     engine = asyncio.run(started())
     group = processes(engine)
     assert len(group) == 2
@@ -90,6 +92,7 @@ def test_a_healthy_engine_runs_until_it_is_stopped() -> None:
     assert not engine.running()
     wait_until_gone(group)
     assert not Path(engine.socket).parent.exists()
+    assert "about vllm serve m" in capfd.readouterr().err
     engine.stop()  # again: nothing happens
 
 
@@ -105,11 +108,6 @@ def test_an_engine_that_does_not_start_says_why_in_a_sentence(model: str, senten
     with pytest.raises(EngineStartError) as error:
         asyncio.run(started(model))
     assert str(error.value) == sentence
-
-
-def test_output_of_a_replica_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
-    asyncio.run(started()).stop()
-    assert "about vllm serve m" in capfd.readouterr().err
 
 
 def test_when_the_api_server_is_killed_its_engine_core_goes_too() -> None:

@@ -42,6 +42,7 @@ def requested(
     attention: dict[str, Any] | None = None,
     mfu: bool = False,
     heads: int = 32,
+    lora: object = None,
     sizes: dict[str, int] | None = None,
     **model: Any,
 ) -> Any:
@@ -51,6 +52,8 @@ def requested(
         "architecture": "LlamaForCausalLM",
         "dtype": torch.bfloat16,
         "hf_config": SimpleNamespace(),
+        "quantization": None,
+        "quantization_config": None,
         "get_num_attention_heads": lambda parallel: heads,
         "get_num_kv_heads": lambda parallel: 1,
         "get_head_size": lambda: 128,
@@ -66,6 +69,7 @@ def requested(
         attention_config=AttentionConfig(**attention or {}),
         observability_config=SimpleNamespace(enable_mfu_metrics=mfu),
         kv_transfer_config=None,
+        lora_config=lora,
         use_v2_model_runner=True,
     )
 
@@ -282,6 +286,34 @@ def test_latent_keys_whose_weights_are_lent_by_the_step_are_refused(
         engine_options.check_offloading(other, compressed)
     run_on(monkeypatch, None, *MODULES)
     engine_options.check_offloading(offloaded(), compressed)
+
+
+# ---- experts ---------------------------------------------------------------------------------
+
+
+EXPERTS = layout_of(config(model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({"quantization": "fp8_per_tensor"}, "--quantization"),
+        ({"hf_config": SimpleNamespace(quantization_config={})}, "config.json: quantization_conf"),
+        ({"lora": "some"}, "--enable-lora"),
+        ({"sizes": {"enable_expert_parallel": True}}, "--enable-expert-parallel"),
+        ({"sizes": {"enable_eplb": True}}, "--enable-eplb"),
+        ({"sizes": {"enable_dbo": True}}, "--enable-dbo"),
+        ({"sizes": {"data_parallel_size": 2}}, "--data-parallel-size"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_options_that_were_not_tried_with_experts_are_refused(
+    changes: dict[str, Any], option: str
+) -> None:
+    with pytest.raises(CheckpointError, match=f"{option}.*experts"):
+        engine_options.check_experts(requested(**changes), EXPERTS)
+    engine_options.check_experts(requested(), EXPERTS)
+    engine_options.check_experts(requested(**changes), layout_of(config()))  # without experts
 
 
 # ---- roles -----------------------------------------------------------------------------------

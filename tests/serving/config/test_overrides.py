@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
 from vllm.engine.arg_utils import EngineArgs
 from vllm.transformers_utils.config import patch_rope_parameters
 
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.stubs import ModelConfigStub, stream
-from tests.support.dense_models import YARN_ROPE, config
+from tests.support.dense_models import YARN_ROPE, change_config, config
+from tests.support.stored_models import change_tensors
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.rope import inverse_frequencies
@@ -207,17 +207,17 @@ def test_rope_edited_in_a_compressed_models_config_is_refused(
     """Its tables hold every other frequency of its config.json; other tools may choose any."""
     layout = write_model(tmp_path, HETEROGENEOUS[:3])
     frequencies = inverse_frequencies(RopeParameters(rope_theta=1e4), layout.head_dim)[::2]
-    tensors = load_file(tmp_path / "model.safetensors")
-    for name, tensor in tensors.items():
-        if name.endswith("rope_inv_freq"):
-            table = frequencies[: tensor.shape[1]]
-            tensors[name] = pad(table, (0, tensor.shape[1] - len(table)))[None]
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    raw = json.loads((tmp_path / "config.json").read_text())
-    raw["gac"]["source"] = source
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    assert _load(tmp_path).keys() == tensors.keys()
-    (tmp_path / "config.json").write_text(json.dumps(raw | {"rope_theta": 5e5}))
+
+    def set_tables(tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if name.endswith("rope_inv_freq"):
+                table = frequencies[: tensor.shape[1]]
+                tensors[name] = pad(table, (0, tensor.shape[1] - len(table)))[None]
+
+    change_tensors(tmp_path / "model.safetensors", set_tables)
+    change_config(tmp_path, gac=layout.section() | {"source": source})
+    assert _load(tmp_path).keys() == layout.tensors().keys()
+    change_config(tmp_path, rope_theta=5e5)
     if ours:
         with pytest.raises(CheckpointError, match="rope_inv_freq"):
             _load(tmp_path)

@@ -1,26 +1,22 @@
 """The loader refuses faulty models with a message that names the fault."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.server import ServerDiedError, serve
 from tests.serving.stubs import ModelConfigStub, stream
+from tests.support.stored_models import change_tensors
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.serving.attention.reference_backend import GacReferenceImpl
 
-Tensors = dict[str, torch.Tensor]
 
-
-def _stream(directory: Path, **options: Any) -> Tensors:
+def _stream(directory: Path, **options: Any) -> dict[str, Any]:
     return dict(stream(ModelConfigStub(directory), **options))
 
 
@@ -30,12 +26,6 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def _rewrite(directory: Path, change: Callable[[Tensors], object]) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-
-
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
@@ -43,12 +33,12 @@ def test_an_intact_model_streams_every_tensor_of_its_layout(model: Path) -> None
     layout = layout_of(json.loads((model / "config.json").read_text()))
     assert sorted(_stream(model)) == sorted(layout.tensors())
     table = "model.layers.1.self_attn.rope_inv_freq"  # may be stored once for all key heads
-    _rewrite(model, lambda t: t.update({table: t[table][:1].clone()}))
+    change_tensors(model / "model.safetensors", lambda t: t.update({table: t[table][:1].clone()}))
     assert sorted(_stream(model)) == sorted(layout.tensors())
 
 
 def test_loader_options_are_honoured_or_named(model: Path) -> None:
-    _rewrite(model, lambda t: t[DOWN].view(-1)[7:8].fill_(float("nan")))
+    change_tensors(model / "model.safetensors", lambda t: t[DOWN].view(-1)[7:8].fill_(float("nan")))
     assert DOWN in _stream(model, finite_check=False)
     with pytest.raises(CheckpointError, match="--model-loader-extra-config: finite_chek"):
         _stream(model, finite_chek=False)
@@ -92,7 +82,7 @@ def test_the_reference_backend_refuses_what_it_does_not_compute(
 
 @pytest.mark.slow
 def test_a_server_with_a_broken_model_exits_with_the_reason(model: Path) -> None:
-    _rewrite(model, lambda t: t.pop(DOWN))
+    change_tensors(model / "model.safetensors", lambda t: t.pop(DOWN))
     with (
         pytest.raises(ServerDiedError),
         serve(model, model.parent / "log", "--load-format", "gac", "--skip-tokenizer-init"),
