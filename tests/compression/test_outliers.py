@@ -69,10 +69,10 @@ def test_a_refit_is_not_led_by_a_sink() -> None:
     target = layer.target(width=64)
     before = layer.compressed(target)
     given = Streams(many, many)
-    after, dense = refit_layer(layer.model, 0, layer.weights, target, before, given)
+    after, leaving = refit_layer(layer.model, 0, layer.weights, target, before, given)
 
     def error(weights: dict[str, torch.Tensor]) -> float:
         small = layer_output(layer.model, target, weights, many)
-        return float((small - dense)[:, 1:].square().mean())
+        return float((small - leaving.dense)[:, 1:].square().mean())
 
     assert error(after) < 1.05 * error(before)

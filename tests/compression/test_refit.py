@@ -37,9 +37,9 @@ def test_a_refitted_layer_is_nearer_to_the_dense_model_on_unseen_text() -> None:
     ):
         before = layer.compressed(target)
         for lost in (0.0, 0.3):
-            after, _ = refit_layer(
-                layer.model, 0, layer.weights, target, before, streams(layer, lost, 0)
-            )
+            given = streams(layer, lost, 0)
+            after, left = refit_layer(layer.model, 0, layer.weights, target, before, given)
+            assert torch.equal(left.small, layer_output(layer.model, target, after, given.small))
             unseen = streams(layer, lost, 1)
             old, new = (error(layer, target, weights, unseen) for weights in (before, after))
             assert new <= 1.01 * old
@@ -55,7 +55,9 @@ def test_a_refit_without_effect_changes_nothing() -> None:
     same = streams(layer, 0.0, 0)
     after, left = refit_layer(layer.model, 0, dense, layer.dense, dense, same)
     assert all(torch.equal(after[name], dense[name]) for name in dense)
-    torch.testing.assert_close(left, layer_output(layer.model, layer.dense, dense, same.dense))
+    torch.testing.assert_close(
+        left.dense, layer_output(layer.model, layer.dense, dense, same.dense)
+    )
     # What is missing has nothing to do with what the layer gets.
     noise = torch.randn(same.dense.shape, generator=torch.Generator().manual_seed(3)).double()
     unrelated = Streams(same.dense, same.small + 1e-3 * noise)

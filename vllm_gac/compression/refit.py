@@ -10,7 +10,7 @@ The fit is a ridge regression towards the weights that are there. How strong the
 whether anything changes at all, is decided on sequences that the fit has not seen.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -53,30 +53,6 @@ class Streams:
     small: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Half:
-    """Attention or MLP of a compressed `layer`, or of the dense one: what ends with `linear`."""
-
-    model: Reference
-    linear: str
-    layer: LayerLayout
-
-    def inputs(self, layer: LayerLayout, weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
-        """What the linear gets for `hidden` states that enter."""
-        if self.linear == "self_attn.o_proj":
-            return attended_values(self.model, layer, weights, hidden)
-        return mlp_activations(self.model, weights, hidden)
-
-    def forward(self, layer: LayerLayout, weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
-        """All `hidden` states after this half of the layer."""
-        outputs = torch.empty_like(hidden)
-        for batch, leaving in zip(batches(hidden), batches(outputs), strict=True):
-            states = batch.to(self.model.device)
-            inputs = self.inputs(layer, weights, states)
-            leaving.copy_(states + project(weights, self.linear, inputs))
-        return outputs
-
-
 def refit_layer(
     model: Reference,
     index: int,
@@ -85,7 +61,7 @@ def refit_layer(
     weights: Weights,
     streams: Streams,
     keeps_mlp: bool = False,
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+) -> tuple[dict[str, torch.Tensor], Streams]:
     """Refit o_proj and down_proj of a compressed layer.
 
     Args:
@@ -93,26 +69,60 @@ def refit_layer(
         index: The layer's number.
         dense: The dense layer's tensors.
         layer: The compressed layer's dims.
-        weights: Its tensors.
+        weights: Its tensors, in the dtypes in which they are stored.
         streams: The hidden states that enter the layer.
         keeps_mlp: Whether the MLP stays as it is, as experts and packed linear layers do.
 
     Returns:
-        The tensors, with those of o_proj and down_proj in fp64 where they have changed; and the
-        hidden states that leave the dense layer.
+        The tensors, and the hidden states that leave the layer with them.
     """
     refitted, before, dense = dict(weights), model.layout.layers[index], _cast(model, dense)
-    attention = _Half(model, "self_attn.o_proj", layer)
-    dense_output = attention.forward(before, dense, streams.dense)
-    refitted |= _refitted(attention, refitted, streams.small, dense_output)
-    if keeps_mlp:
-        for states in batches(dense_output):
-            states.copy_(after_mlp(model, dense, states.to(model.device)))
-        return refitted, dense_output
-    entering = attention.forward(layer, _cast(model, refitted), streams.small)
-    mlp = _Half(model, "mlp.down_proj", layer)
-    dense_output = mlp.forward(before, dense, dense_output)
-    return refitted | _refitted(mlp, refitted, entering, dense_output), dense_output
+    small, home = _cast(model, weights), streams.small.device
+    # Kept, so that attention is computed once.
+    attended = [
+        attended_values(model, layer, small, states).to(home)
+        for states in _on_device(model, streams.small)
+    ]
+    attended_dense = (
+        attended_values(model, before, dense, states) for states in _on_device(model, streams.dense)
+    )
+    wanted = _after_attention(model, dense, streams.dense, attended_dense)
+    linear = "self_attn.o_proj"
+    refitted |= _refitted(model, linear, refitted, attended, streams.small, wanted)
+    small = _cast(model, refitted)
+    middle = _after_attention(model, small, streams.small, attended)
+    _pass_mlp(model, dense, wanted)
+    if not keeps_mlp:
+        activated = (mlp_activations(model, small, states) for states in _on_device(model, middle))
+        refitted |= _refitted(model, "mlp.down_proj", refitted, activated, middle, wanted)
+        small = _cast(model, refitted)
+    _pass_mlp(model, small, middle)
+    return refitted, Streams(wanted, middle)
+
+
+def _on_device(model: Reference, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
+    return (states.to(model.device) for states in batches(hidden))
+
+
+def _after_attention(
+    model: Reference, weights: Weights, entering: torch.Tensor, attended: Iterable[torch.Tensor]
+) -> torch.Tensor:
+    """The hidden states between attention and the MLP, where those that enter are.
+
+    The inputs of o_proj are `attended`, batch by batch.
+    """
+    outputs = torch.empty_like(entering)
+    for states, x, leaving in zip(
+        _on_device(model, entering), attended, batches(outputs), strict=True
+    ):
+        leaving.copy_(states + project(weights, "self_attn.o_proj", x.to(model.device)))
+    return outputs
+
+
+def _pass_mlp(model: Reference, weights: Weights, hidden: torch.Tensor) -> None:
+    """Replace the hidden states between attention and the MLP by those that leave the layer."""
+    for states in batches(hidden):
+        states.copy_(after_mlp(model, weights, states.to(model.device)))
 
 
 def layer_output(
@@ -131,18 +141,24 @@ def _cast(model: Reference, weights: Weights) -> dict[str, torch.Tensor]:
 
 
 def _refitted(
-    half: _Half, weights: Weights, entering: torch.Tensor, wanted: torch.Tensor
+    model: Reference,
+    linear: str,
+    weights: Weights,
+    inputs: Iterable[torch.Tensor],
+    entering: torch.Tensor,
+    wanted: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """The last factor of the half's linear, so that `entering` plus its output is near `wanted`."""
-    model, linear = half.model, half.linear
+    """The last factor of `linear`, so that `entering` plus its output is near `wanted`.
+
+    Its `inputs` come batch by batch.
+    """
     factorized = f"{linear}.B.weight" in weights
     factor = f"{linear}.B.weight" if factorized else f"{linear}.weight"
-    small = _cast(model, weights)
+    small = _cast(model, {n: t for n, t in weights.items() if n.startswith(f"{linear}.")})
     fitted, unseen = (_Moments(small[factor].double()) for _ in range(2))
     number, limits = 0, list[torch.Tensor]()
-    for states, target in zip(batches(entering), batches(wanted), strict=True):
-        states, target = states.to(model.device), target.to(model.device)
-        x = half.inputs(half.layer, small, states)
+    for x, states, target in zip(inputs, batches(entering), batches(wanted), strict=True):
+        x, states, target = (tensor.to(model.device) for tensor in (x, states, target))
         missing = target - states - project(small, linear, x)
         if factorized:
             x = apply(x, small[f"{linear}.A.weight"])
@@ -163,7 +179,7 @@ def _refitted(
         tried = fitted.solved(ridge)
         if (gain := unseen.increase(tried)) < best:
             best, change = gain, tried
-    return {} if change is None else {factor: small[factor].double() + change}
+    return {} if change is None else {factor: (small[factor] + change).to(weights[factor])}
 
 
 class _Moments:

@@ -46,32 +46,23 @@ class Refitting:
         self._checkpoint = checkpoint
         self._tokens = _some(tokens, model.layout.layers[0].intermediate_size)
         self._held: dict[int, Streams] = {}
-        # Those that enter and leave a layer, dense and compressed, and those between its halves.
+        # Those that enter and leave a layer, dense and compressed, and what o_proj gets.
         states_bytes = 6 * 4 * self._tokens.numel() * layout.hidden_size
         self._home = home_of(states_bytes, model.device)
 
     def refitted(
         self, index: int, dense: Mapping[str, torch.Tensor], small: Mapping[str, torch.Tensor]
-    ) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
-        """The tensors of compressed layer `index`, and what leaves the dense layer."""
+    ) -> Mapping[str, torch.Tensor]:
+        """The tensors of compressed layer `index`, in the dtypes of `small`."""
         layer = self._layout.layers[index]
         entering, keeps_mlp = self._entering(index), self._checkpoint.kept is not None
-        return refit_layer(self._model, index, dense, layer, small, entering, keeps_mlp)
+        tensors, leaving = refit_layer(self._model, index, dense, layer, small, entering, keeps_mlp)
+        self._held = {index + 1: leaving}
+        return tensors
 
-    def unchanged(self, index: int, dense: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """What leaves the dense layer `index`."""
-        layer = self._model.layout.layers[index]
-        return layer_output(self._model, layer, dense, self._entering(index).dense)
-
-    def keep(self, index: int, stored: Mapping[str, torch.Tensor], dense: torch.Tensor) -> None:
-        """Keep what leaves layer `index`, with its tensors as they are `stored`, for the next one.
-
-        `dense` is what leaves the dense layer.
-        """
-        if index + 1 < len(self._layout.layers):
-            layer = self._layout.layers[index]
-            small = layer_output(self._model, layer, stored, self._entering(index).small)
-            self._held = {index + 1: Streams(dense, small)}
+    def unchanged(self, index: int, weights: Mapping[str, torch.Tensor]) -> None:
+        """Pass the hidden states on through layer `index`, which stays as it is."""
+        self._held = {index + 1: self._through(index, weights, weights, self._entering(index))}
 
     def _entering(self, index: int) -> Streams:
         if index not in self._held:
@@ -79,15 +70,27 @@ class Refitting:
         return self._held[index]
 
     def _streams(self, index: int) -> Streams:
-        dense = small = embed(self._model, self._read, self._tokens).to(self._home)
-        before = self._model.layout
+        hidden = embed(self._model, self._read, self._tokens).to(self._home)
+        streams = Streams(hidden, hidden)
         for made in range(index):
-            device = self._model.device.type
-            weights = read_layer_for(device, before, self._read, made)
-            dense = layer_output(self._model, before.layers[made], weights, dense)
+            dense = read_layer_for(self._model.device.type, self._model.layout, self._read, made)
             written = read_written_layer(self._checkpoint, self._directory, self._layout, made)
-            small = layer_output(self._model, self._layout.layers[made], written, small)
-        return Streams(dense, small)
+            streams = self._through(made, dense, written, streams)
+        return streams
+
+    def _through(
+        self,
+        index: int,
+        dense: Mapping[str, torch.Tensor],
+        small: Mapping[str, torch.Tensor],
+        entering: Streams,
+    ) -> Streams:
+        """The hidden states that leave layer `index`, dense and compressed."""
+        before, after = (layout.layers[index] for layout in (self._model.layout, self._layout))
+        left = layer_output(self._model, before, dense, entering.dense)
+        if before == after and entering.small is entering.dense:
+            return Streams(left, left)
+        return Streams(left, layer_output(self._model, after, small, entering.small))
 
 
 def _some(tokens: torch.Tensor, width: int) -> torch.Tensor:

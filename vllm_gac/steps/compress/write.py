@@ -63,7 +63,7 @@ def write_compressed(
                 return weights
             raise PlanError(f"layers.{index}: to shrink it, statistics are needed")
         if layout.layers[index] == dense.layers[index]:
-            refitting.keep(index, weights, refitting.unchanged(index, weights))
+            refitting.unchanged(index, weights)
             return weights
         layer_stats = read_layer_stats(stats, measured, index, device)
         layer = MeasuredLayer(
@@ -72,11 +72,8 @@ def write_compressed(
             shrink_covariances(layer_stats, measured.tokens),
             inv_freq,
         )
-        smaller = compress_layer(layer, layout.layers[index])
-        fitted, leaves = refitting.refitted(index, layer.weights, smaller)
-        stored = _stored(layout, index, weights, fitted)
-        refitting.keep(index, stored, leaves)
-        return stored
+        smaller = _stored(layout, index, weights, compress_layer(layer, layout.layers[index]))
+        return refitting.refitted(index, layer.weights, smaller)
 
     with checkpoint.reader() as read, torch.inference_mode():
         if stats:
