@@ -1,6 +1,5 @@
 """Probes: gradients, the quadratic form of the loss, and outputs at some of the tokens."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,15 +90,3 @@ def test_the_outputs_of_some_tokens_are_those_of_the_whole_layer(changes: dict[s
         products = (gradients * (after - before)[:, at]).sum(-1)
         expected = products.square().mean((0, 2)) / 2
         torch.testing.assert_close(lost.double(), expected, rtol=1e-5, atol=1e-12)
-
-
-def test_a_layer_that_keeps_all_loses_nothing() -> None:
-    model, tensors = exact_model()
-    read, tokens = tensors.__getitem__, random_tokens(2, 24)
-    weights, hidden = layer_weights(model, read, 1), entering_states(model, read, tokens)[1]
-    layer = MeasuredLayer(model.layout, weights, {}, model.inv_freq)
-    tried = [
-        replace(probe, layer=model.layout.layers[1]) for probe in probes(model.layout, METHODS)
-    ]
-    gradients = gradients_of(model, tensors, tokens, 1)[1]
-    assert float(measure_layer(model, layer, tried, hidden, gradients).abs().max()) == 0

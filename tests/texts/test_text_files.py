@@ -210,13 +210,6 @@ def test_conversations_are_what_the_template_makes_of_them(
     assert texts(model, lines(tmp_path, row, {"text": "x"})) == [(text, False), ("x", True)]
 
 
-def test_a_template_may_be_a_file(model: Path, tmp_path: Path) -> None:
-    with_template(model, "no")
-    (model / "chat_template.jinja").write_text(TEMPLATE)
-    path = lines(tmp_path, {"messages": CHAT})
-    assert texts(model, path) == [("<s>user: hi\nassistant: ho\n", False)]
-
-
 def test_messages_need_a_template(model: Path, tmp_path: Path) -> None:
     path = lines(tmp_path, {"messages": CHAT})
     with pytest.raises(CheckpointError, match=rf"{path}:1: .*{model}"):

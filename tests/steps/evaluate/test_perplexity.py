@@ -1,6 +1,5 @@
 """Perplexity agrees with its definition, and rises as the demo model is compressed further."""
 
-import json
 import math
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import torch
 from tests.support.dense_models import config, write, write_text
 from tests.support.stored_models import change_tensors, logits_of
 from vllm_gac import demo
-from vllm_gac.cli import main
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress.compress import compress
 from vllm_gac.steps.evaluate.perplexity import evaluate
@@ -56,20 +54,6 @@ def test_float16_overflow_is_logged(
     change_tensors(path, lambda t: t.update({name: t[name].bfloat16() for name in t}))
     verify(model)
     assert str(model / "config.json") in caplog.messages[-1]
-
-
-def test_max_tokens_are_taken_of_all_texts_alike_in_any_order(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = write(tmp_path / "model", config())
-    texts = [str(write_text(tmp_path / name, size)) for name, size in (("a", 300), ("b", 900))]
-    arguments = ["--sequence-length", "100", "--max-tokens", "350", "--device", "cpu", "--json"]
-    evaluated = []
-    for order in (texts, texts[::-1]):
-        assert main(["evaluate", str(model), "--text", *order, *arguments]) == 0
-        evaluated.append(json.loads(capsys.readouterr().out))
-    assert evaluated[0]["by_text"] == evaluated[1]["by_text"] == dict.fromkeys(texts, 99 + 74)
-    assert evaluated[0]["perplexity"] == pytest.approx(evaluated[1]["perplexity"])
 
 
 @pytest.mark.slow
