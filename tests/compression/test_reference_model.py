@@ -28,13 +28,6 @@ MODELS = {
     "llama3": {"rope_parameters": LLAMA3_ROPE, "max_position_embeddings": 512},
     "linear": {"rope_parameters": LINEAR_ROPE},
     "yarn": {"rope_parameters": YARN_ROPE},
-    "yarn, fitted": {
-        "rope_parameters": YARN_ROPE | {"beta_fast": 4, "beta_slow": 0.5, "truncate": False},
-    },
-    "yarn, qwen2": {
-        "model_type": "qwen2",
-        "rope_parameters": YARN_ROPE | {"attention_factor": 0.8},
-    },
     "yarn, qwen3": {
         "model_type": "qwen3",
         "rope_parameters": YARN_ROPE | {"mscale": 2.0, "mscale_all_dim": 0.5},
