@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--memory", type=float, default=0.9)
     add_commit(verb)
     verb.set_defaults(run=_speed)
-    verb = verbs.add_parser("forms", help="forms of the cache at equal bytes, and each layer")
+    verb = verbs.add_parser("forms", help="forms of the cache, narrower MLPs, each layer")
     verb.add_argument("model", type=Path)
     verb.add_argument("result", type=Path, help="the JSON file; RESULT_layers.json, too")
     verb.add_argument("--texts", type=Path, required=True)

@@ -1,11 +1,13 @@
-"""What each form of the cache loses at equal bytes, and in which layers.
+"""What each form of the cache loses at equal bytes, what narrower MLPs lose, and in which layers.
 
 Layers are fitted, and not refitted or healed. Each row is the plan that the statistics expect to
-lose least of those that its form allows, so that the dims differ from layer to layer.
+lose least of those that its form allows, so that the dims differ from layer to layer; or narrows
+the MLP of every layer, or of the last one, alike. The text that was set aside is the one that
+probes ran on, so that the expected losses are of it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from itertools import chain
 from pathlib import Path
@@ -16,11 +18,12 @@ from torch.nn.functional import kl_div
 
 from benchmarks.common.result import Cell, Result, provenance
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader, open_dense
-from vllm_gac.compression.measured import Measured, shrink_covariances
+from vllm_gac.compression.measured import HELD, Measured, shrink_covariances
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.registry import compress_layer
 from vllm_gac.compression.reference_model import (
     Reference,
+    batches,
     cast,
     embed_all,
     head,
@@ -28,17 +31,21 @@ from vllm_gac.compression.reference_model import (
     layer_weights,
     reference,
 )
-from vllm_gac.compression.statistics_file import check_stats, read_layer_stats
+from vllm_gac.compression.statistics_file import check_stats, read_layer_stats, read_tokens
 from vllm_gac.layout.dims import LayerLayout
 from vllm_gac.planning.knapsack import choose
 from vllm_gac.planning.knapsack_items import part_candidates
-from vllm_gac.planning.losses import Losses, read_losses
+from vllm_gac.planning.losses import Losses, loss_of, read_losses
+from vllm_gac.planning.plan_file import planned_layout
+from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.evaluate.perplexity import window_batches
 
 _LENGTH = 512
 # Of what one part keeps of its half of the cache, and of what all parts keep of all of it.
 _OF_A_PART, _OF_ALL = (0.85, 0.75, 0.5, 0.35), (0.75, 0.5, 0.35)
+# Of the parameters, with narrower MLPs; and of the width of one MLP, as it is probed.
+_OF_PARAMETERS, _OF_A_WIDTH = (0.9, 0.8), 0.8
 # Layers that may shrink where others are left whole.
 _SHRINKING = {"first 2": slice(2, None), "last 2": slice(-2), "first and last 2": slice(2, -2)}
 
@@ -93,7 +100,8 @@ def measure_forms(
     checkpoint = open_dense(model)
     measured = check_stats(stats, checkpoint.layout, checkpoint.identity)
     losses = read_losses(stats, checkpoint.layout, measured)
-    rows = [row for row in _rows(checkpoint, losses) if any(fnmatch(row.name, p) for p in patterns)]
+    every = [*_rows(checkpoint, losses), *_narrower(checkpoint, stats, losses)]
+    rows = [row for row in every if any(fnmatch(row.name, p) for p in patterns)]
     about = provenance("benchmarks.real_models", device, commit) | {
         "weights": model.name,
         "answer": "",
@@ -103,8 +111,11 @@ def measure_forms(
         text: window_batches(model, [path], length=length, max_tokens=max_tokens)[0]
         for text, path in texts.items()
     }
-    batches = [*chain.from_iterable(tokens.values())]
-    largest = _forward(checkpoint, measured, stats, rows, batches, device)
+    longest = checkpoint.config.max_position_embeddings
+    held = read_tokens(stats, measured, checkpoint.layout, longest, HELD).long()
+    tokens["set aside"] = [*batches(held[: max(1, max_tokens // held.shape[1])])]
+    every_text = [*chain.from_iterable(tokens.values())]
+    largest = _forward(checkpoint, measured, stats, rows, every_text, device)
     lines = _compared(checkpoint, rows, tokens, device)
     Result(
         title=f"{model.name}: forms of the cache at equal bytes",
@@ -145,6 +156,22 @@ def _rows(checkpoint: Checkpoint, losses: Losses) -> list[_Row]:
             of_those = everything[shrinking]
             rows += _planned(checkpoint, losses, name, kept, _TOGETHER["all forms"], of_those)
     return rows
+
+
+def _narrower(checkpoint: Checkpoint, stats: Path, losses: Losses) -> Iterator[_Row]:
+    """Narrower MLPs: planned, and alike in every layer or in the last one; none without curves."""
+    if "width" not in losses[0]:
+        return
+    for ratio in _OF_PARAMETERS:
+        plan = measured_plan(checkpoint, stats, PlanRequest(methods=("prune",), param_ratio=ratio))
+        layers = planned_layout(checkpoint, plan).layers
+        yield _Row(f"MLP, parameters {ratio}", 1.0, layers, plan.expected_loss or 0.0)
+    dense = checkpoint.layout.layers
+    width = int(_OF_A_WIDTH * dense[0].intermediate_size)
+    narrow = [replace(layer, intermediate_size=width) for layer in dense]
+    for where, layers in {"every": narrow, "the last": [*dense[:-1], narrow[-1]]}.items():
+        name = f"MLP of {where} layer, width {_OF_A_WIDTH}"
+        yield _Row(name, 1.0, layers, loss_of(checkpoint.layout, layers, losses))
 
 
 def _planned(

@@ -74,7 +74,7 @@ for _ in $(seq "$wait"); do
   sleep 1
 done
 if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
-  for name in rows.jsonl jobs.jsonl speed.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
+  for name in rows.jsonl jobs.jsonl speed.jsonl widths.json; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
   [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || tar -czf "$OUT/answers.tgz" -C "$TEXTS" . || true
   [ ! -e "$SMALL_RESULTS/rows.jsonl" ] || cp "$SMALL_RESULTS/rows.jsonl" "$OUT/rows_small.jsonl"

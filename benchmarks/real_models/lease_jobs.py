@@ -31,8 +31,12 @@ _ANSWERS = (
 _DENSE = f'{_MEASURE} --rows "{DENSE}" --max-tokens 0 --precisions bf16 --samples $SAMPLES'
 _ROWS = ("KV .5", "all methods .9, KV .75", "all methods .8, KV .5", "KV .75")
 _HEALED = _ROWS[: min(3, int(os.environ.get("GPUS", "4")))]
-# Compressed and measured, to compare with the expected loss.
+# Compressed and measured, to compare with the expected loss; and the same without a refit.
 _EXPECTED = ("MLP .9", "MLP .8")
+_FORMS = (
+    "$R forms $MODEL $RESULTS/widths.json --texts $TEXTS --stats $STATS --device $DEVICE "
+    '--commit $COMMIT --max-tokens 16384 --rows "MLP*"'
+)
 # Output tokens a second on a GPU that does nothing else.
 _SPEED = "$R speed $MODEL $RESULTS --commit $COMMIT --rows " + " ".join(
     [f'"{DENSE}"', f'"{OWN_ATTENTION}"']
@@ -148,6 +152,7 @@ def main() -> None:
         ),
         *(_served(row, 120) for row in _ROWS),
         *(make(row, 80, "calibrate") for row in _EXPECTED),
+        job("forms", _FORMS, 100, "calibrate"),
         job("speed", _SPEED, 300, "make-kv--5", "make-all-methods--9--kv--75") | {"alone": True},
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
         *(_texts(row, 80) for row in _ROWS),

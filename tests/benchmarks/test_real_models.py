@@ -147,15 +147,15 @@ def test_patterns_choose_rows() -> None:
 
 def test_forms_are_compared_at_equal_bytes(tmp_path: Path) -> None:
     model, stats = tmp_path / "model", tmp_path / "stats.safetensors"
-    write(model, config(num_hidden_layers=5, head_dim=32))
+    write(model, config(num_hidden_layers=5, hidden_size=64, head_dim=32))
     write_text(tmp_path / "text", 8192)
-    request = CalibrateRequest(methods=("heads",), max_tokens=1024)
+    request = CalibrateRequest(methods=("heads", "prune"), max_tokens=1024)
     calibrate(model, [tmp_path / "text"], stats, request, progress=False)
     for kind in ("code", "answers"):
         texts.write_records(tmp_path / f"{kind}-held-out.jsonl.gz", [{"text": "words " * 200}])
     out = tmp_path / "forms.json"
     options = ["--texts", f"{tmp_path}", "--stats", f"{stats}", "--device", "cpu"]
-    options += ["--rows", "*0.75", "--max-tokens", "512"]
+    options += ["--rows", "*0.75", "MLP*", "--max-tokens", "512"]
     assert main(["forms", f"{model}", f"{out}", *options]) == 0
     result, layers = (
         Result.model_validate_json(path.read_text())
@@ -164,6 +164,7 @@ def test_forms_are_compared_at_equal_bytes(tmp_path: Path) -> None:
     rows = {row["row"]: row for row in result.rows if isinstance(row, dict)}
     dense = rows.pop("dense")
     assert (dense["code: divergence, nats a token"], dense["code: first choice agrees"]) == (0, 1)
+    narrower = [rows.pop(name) for name in list(rows) if name.startswith("MLP")]
     assert {row["KV cache kept"] for row in rows.values()} == {0.75}
     expected = {name: row["expected loss, nats a token"] for name, row in rows.items()}
     assert min(expected, key=lambda name: expected[name]) == "all forms, cache 0.75"
@@ -171,6 +172,10 @@ def test_forms_are_compared_at_equal_bytes(tmp_path: Path) -> None:
         name.partition(",")[0] for name in rows
     }
     assert all(row["answers: divergence, nats a token"] > 0 for row in rows.values())
+    assert len(narrower) == 4
+    for row in narrower:
+        measured = row["set aside: divergence, nats a token"]
+        assert 0 < measured < 3 * row["expected loss, nats a token"]
     assert len(layers.rows) == 5
 
 
