@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from tests.compression.methods.one_layer import HEAD_DIM, KV_HEADS, OneLayer, one_layer
-from vllm_gac.compression.methods.heads.keys import latent_keys
+from vllm_gac.compression.methods.heads.keys import Keys, latent_keys
 from vllm_gac.compression.methods.heads.projections import from_pairs, to_pairs
 from vllm_gac.compression.passes import observe_layer
 
@@ -66,6 +66,14 @@ def test_keys_of_low_rank_become_latents_of_that_size() -> None:
     key = factors @ torch.randn(KV_HEADS, 5, 72, dtype=torch.float64)
     layer = changed("self_attn.k_proj.weight", key.flatten(0, 1))
     assert layer.error(layer.target(key=("latent", KV_HEADS, 5))) < 1e-15
+
+
+def test_merged_heads_larger_than_the_hidden_states_have_an_error_at_every_size() -> None:
+    layer = one_layer(head_dim=48)  # of 72 hidden elements
+    errors = Keys("latent", 2).errors(layer.measured)
+    assert len(errors) == 97
+    assert errors[71] > 0
+    assert not errors[72:].any()
 
 
 def test_latents_have_unit_variance_and_no_correlation() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from torch.nn.functional import pad
 
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.factorization import Factorization, factorize
@@ -57,11 +58,11 @@ class Keys:
         heads = layer.layout.num_key_value_heads
         if layer.layout.qk_norm:
             if self.form == "latent":
-                return _left_by_rank(normed_latent_factors(layer))
+                return self._left_by_rank(normed_latent_factors(layer))
             return _left(normed_pair_scores(layer))
         query, key, covariance = _inputs(layer)
         if self.form == "latent":
-            return _left_by_rank(latent_factors(query, key, covariance, heads, self.group))
+            return self._left_by_rank(latent_factors(query, key, covariance, heads, self.group))
         scores = pair_scores(query, key, covariance, heads)
         if self.group > 1:
             scores = principal_axes(query, key, covariance, heads, self.group).strength
@@ -113,6 +114,12 @@ class Keys:
             smaller["self_attn.rope_inv_freq"] = table
         return _changed(layer, smaller, statistics)
 
+    def _left_by_rank(self, factors: Sequence[Factorization]) -> torch.Tensor:
+        """The error at every size, of the factorized keys."""
+        left = tail_sums(torch.stack([f.singular_values.square() for f in factors]).sum(0))
+        # Heads larger than the hidden states have no more ranks than these have elements.
+        return pad(left, (0, len(factors[0].up) + 1 - len(left)))
+
 
 def _with_normed_latents(layer: MeasuredLayer, size: int) -> MeasuredLayer:
     """Latents, whose up-projection has the weight of k_norm. So there is no k_norm any more."""
@@ -144,11 +151,6 @@ def _projected(layer: MeasuredLayer, up: torch.Tensor) -> dict[str, torch.Tensor
     """The statistics where the old keys are about `up` [heads, old, new] times the new ones."""
     back: torch.Tensor = torch.block_diag(*up)  # type: ignore[no-untyped-call]
     return {**layer.covariances, **transformed(layer.covariances, "self_attn.k_proj", back)}
-
-
-def _left_by_rank(factors: Sequence[Factorization]) -> torch.Tensor:
-    """The error at every size, of the factorized keys."""
-    return tail_sums(torch.stack([f.singular_values.square() for f in factors]).sum(0))
 
 
 def _left(scores: torch.Tensor) -> torch.Tensor:
