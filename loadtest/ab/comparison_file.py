@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from loadtest.client.client import check_bodies
 from loadtest.errors import LoadTestError
@@ -13,20 +13,22 @@ from loadtest.runs.access import request_headers, tls_context
 from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.generate import generate
 from loadtest.traffic.recorded import from_trace, recorded_rate, with_prompts
-from loadtest.traffic.scenario import Slo, find_scenario, load_scenario, load_yaml
+from loadtest.traffic.scenario import (
+    Seconds,
+    Slo,
+    Strict,
+    find_scenario,
+    load_scenario,
+    load_yaml,
+)
 from loadtest.traffic.schedule import Schedule
 
 MAX_REPEATS = 100
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600, allow_inf_nan=False)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Server(_Strict):
+class Server(Strict):
     """One server to compare: `command` starts it on port {port}, or it runs at `url` already.
 
     Attributes:
@@ -60,7 +62,7 @@ class Server(_Strict):
         return [f"{name}: {value}" for name, value in self.headers.items()]
 
 
-class Search(_Strict):
+class Search(Strict):
     """In each turn, up to `steps` more rates, where they tell most about the server's capacity.
 
     It stops when the limits of the capacity are at most `within` from their middle.
@@ -70,7 +72,7 @@ class Search(_Strict):
     within: Annotated[float, Field(gt=0, le=1)] = 0.05
 
 
-class Traffic(_Strict):
+class Traffic(Strict):
     """A scenario, or a recorded trace, at ascending rates (requests per second).
 
     A trace is replayed from its beginning in each repeat, its time stretched to the rate; without
@@ -125,7 +127,7 @@ class Traffic(_Strict):
         return self.step * (len(self.rates) + self.staircases - 1)
 
 
-class Comparison(_Strict):
+class Comparison(Strict):
     """An A/B file.
 
     `warmup` seconds of traffic go to each server when it has started, and do not count.

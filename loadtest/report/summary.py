@@ -149,7 +149,6 @@ class Summary:
         output_tokens_per_second, input_tokens_per_second: tokens of answers and of their prompts.
         good_fraction: of the requests that were due, how many kept the SLO.
         goodput: requests per second that kept the SLO.
-        good_tokens_per_second: output tokens of those requests.
         tokens_per_event: output tokens per streamed event.
     """
 
@@ -164,7 +163,6 @@ class Summary:
     input_tokens_per_second: Estimate
     good_fraction: Estimate
     goodput: Estimate
-    good_tokens_per_second: Estimate
     tokens_per_event: float
 
 
@@ -230,7 +228,6 @@ def summarize(group: PooledRuns) -> Summary:
         input_tokens_per_second=rates["input"],
         good_fraction=proportion(group.kept_slo, group.blocks),
         goodput=rates["good"],
-        good_tokens_per_second=rates["good tokens"],
         tokens_per_event=tokens_per_event(records),
     )
 
@@ -372,19 +369,17 @@ def amounts(group: PooledRuns) -> dict[str, Floats]:
     """
     totals = {
         name: np.zeros(group.blocks)
-        for name in ("ended", "output", "input", "good", "good tokens", "due", "answered")
+        for name in ("ended", "output", "input", "good", "due", "answered")
     }
     totals["seconds"] = group.block_lengths
     per_event = tokens_per_event(group.records)
     for index, (run, blocks) in enumerate(zip(group.runs, group.run_blocks, strict=True)):
         begin, end = group.windows[index]
         due = group.records_of(index)
-        good = [r for r in due if _keeps_slo(r, group.slo)]
+        good = [r.scheduled for r in due if _keeps_slo(r, group.slo)]
         np.add.at(totals["due"], blocks.of([r.scheduled for r in due]), 1)
         np.add.at(totals["answered"], blocks.of([r.scheduled for r in due if r.ok]), 1)
-        numbers = blocks.of([r.scheduled for r in good])
-        np.add.at(totals["good"], numbers, 1)
-        np.add.at(totals["good tokens"], numbers, [tokens_of(r, per_event) for r in good])
+        np.add.at(totals["good"], blocks.of(good), 1)
         answered = [*run.earlier, *run.records]
         ended = [r for r in answered if r.ok and not r.cancelled and begin <= r.ended < end]
         numbers = blocks.of([r.ended for r in ended])

@@ -84,12 +84,7 @@ def begin_run(
 
     Returns when the run is to start, in seconds since the epoch: `lead` seconds after everything is
     known, however long the server takes to tell its version.
-
-    Raises LoadTestError if the directory holds a run already: records are never mixed or
-    overwritten.
     """
-    if (directory / "run.json").exists():
-        raise LoadTestError(f"{directory}: holds a run already; name another --out")
     directory.mkdir(parents=True, exist_ok=True)
     copy = directory / "schedule.jsonl"
     shutil.copyfile(schedule, copy)

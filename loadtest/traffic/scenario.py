@@ -27,32 +27,34 @@ PRESETS: dict[str, tuple[Literal["gamma", "weibull"], float]] = {
 }
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """What a file says, where an unknown key is an error."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Arrivals(_Strict):
+class Arrivals(Strict):
     """The distribution of the gaps between arrivals; `cv` is their coefficient of variation."""
 
     process: Literal["gamma", "weibull"] = "gamma"
     cv: Annotated[float, Field(ge=0, le=20, allow_inf_nan=False)] = 1.0
 
 
-class FixedLengths(_Strict):
+class FixedLengths(Strict):
     """All requests have the same lengths: for calibration and for comparison with other tools."""
 
     input: Tokens
     output: Tokens
 
 
-class Scale(_Strict):
+class Scale(Strict):
     """Factors on the lengths. They shrink a production trace to fit a small model."""
 
     input: Annotated[float, Field(gt=0, le=100)] = 1.0
     output: Annotated[float, Field(gt=0, le=100)] = 1.0
 
 
-class SharedPrefixes(_Strict):
+class SharedPrefixes(Strict):
     """`share` of the requests start with one of `groups` system prompts of `blocks` blocks.
 
     Group k is used in proportion to 1 / k (Zipf). The lengths of prompts do not change.
@@ -63,7 +65,7 @@ class SharedPrefixes(_Strict):
     blocks: Annotated[int, Field(strict=True, ge=1, le=10_000)]
 
 
-class Sessions(_Strict):
+class Sessions(Strict):
     """Requests come in conversations of a mean of `turns` turns (geometric).
 
     The prompt of a turn is that of the turn before, its answer, and a message of a mean of
@@ -76,14 +78,14 @@ class Sessions(_Strict):
     message: Tokens
 
 
-class Slo(_Strict):
+class Slo(Strict):
     """What a request must meet to count as good, in seconds. TTFT counts from when it was due."""
 
     ttft: Annotated[float, Field(gt=0)] = 1.0
     tpot: Annotated[float, Field(gt=0)] = 0.05
 
 
-class Scenario(_Strict):
+class Scenario(Strict):
     """One scenario file. Rates are in requests per second, times in seconds, lengths in tokens.
 
     With sessions, `lengths` are those of first prompts and of all answers, `arrivals` those

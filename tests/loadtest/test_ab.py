@@ -177,49 +177,43 @@ def test_ctrl_c_reports_what_there_is(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [(c["label"], c["baseline"]) for c in content["comparisons"]] == [("fast", "slow")]
 
 
-def test_a_start_is_one_even_if_the_comparison_goes_on_later(tmp_path: Path) -> None:
-    comparison = load_comparison(written(tmp_path))
-    (slow, _) = comparison.servers
-    names = [
-        name_of_start(Turn(comparison, slow, "1", tmp_path), Running(None, "", None, 0.0, since))
-        for since in (1.0, 1.0, 2.0)
-    ]
-    assert names[0] == names[1] != names[2]
-
+def test_a_start_is_told_by_its_beginning_or_by_the_servers_metrics(tmp_path: Path) -> None:
     def metrics(connection: socket.socket) -> None:
         text = b"process_start_time_seconds 1.7e+09\n"
         connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + text)
 
+    comparison = load_comparison(written(tmp_path))
+    started = comparison.servers[0]
+
+    def name(server: Server, since: float) -> str:
+        turn = Turn(comparison, server, "1", tmp_path)
+        return name_of_start(turn, Running(None, "", None, 0.0, since))
+
     with scripted(metrics) as url:
         there = Server(label="there", model="m", url=url)
-        name = name_of_start(Turn(comparison, there, "1", tmp_path), Running(None, url, None, 0.0))
-    assert name == f"{url} since 1700000000"
+        assert name(there, 1.0) == f"{url} since 1700000000"
+    for server in (started, there.model_copy(update={"restart": "true"})):
+        # Also one that is measured again later is one start.
+        assert name(server, 1.0) == name(server, 1.0) != name(server, 2.0)
 
 
-def test_a_server_elsewhere_that_is_restarted_has_a_start_each_turn(tmp_path: Path) -> None:
+def test_a_server_elsewhere_is_restarted_before_each_turn(tmp_path: Path) -> None:
     restart = f"sh -c 'echo again >>{tmp_path}/told'"
     text = TEXT + REMOTE.format(f'url: "http://127.0.0.1:9", restart: "{restart}"')
     comparison = load_comparison(written(tmp_path, text))
+    assert "6 starts of a server with" in prediction(comparison)
     (*_, there) = comparison.servers
-    for turn in (1, 2):
-        with (
-            pytest.raises(LoadTestError, match=str(there.url)),  # nothing is there
-            up(Turn(comparison, there, f"{turn}", tmp_path), tmp_path / "w.jsonl"),
-        ):
+    failing = there.model_copy(update={"restart": "sh -c 'exit 3'"})
+    # Nothing is there even then.
+    for number, server, error in (
+        ("1", there, str(there.url)),
+        ("2", there, str(there.url)),
+        ("3", failing, "restart: .*3"),
+    ):
+        turn = Turn(comparison, server, number, tmp_path)
+        with pytest.raises(LoadTestError, match=error), up(turn, tmp_path / "w.jsonl"):
             pass
     assert (tmp_path / "told").read_text() == "again\nagain\n"
-    names = [
-        name_of_start(Turn(comparison, there, "1", tmp_path), Running(None, "", None, 0.0, since))
-        for since in (1.0, 2.0)
-    ]
-    assert names[0] != names[1]
-    assert "6 starts of a server with" in prediction(comparison)
-    failing = there.model_copy(update={"restart": "sh -c 'exit 3'"})
-    with (
-        pytest.raises(LoadTestError, match=r"restart: .*3"),
-        up(Turn(comparison, failing, "3", tmp_path), tmp_path / "w.jsonl"),
-    ):
-        pass
 
 
 def test_a_trace_is_replayed_by_all_servers_at_its_rate_and_at_others(tmp_path: Path) -> None:
