@@ -1,10 +1,10 @@
 """Servers that run elsewhere: a path, headers, keys, and certificates of one's own authority."""
 
-import datetime
-import ipaddress
 import math
+import shutil
 import socket
 import ssl
+import subprocess
 import time
 from pathlib import Path
 
@@ -19,40 +19,21 @@ from loadtest.runs.server_metrics import scrape
 from loadtest.runs.target import Target
 from tests.loadtest.servers import DONE, STREAM, TOKEN, scripted
 
-pytest.importorskip("cryptography")
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A key and a certificate of 127.0.0.1 that no system believes."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("needs openssl")
     path = tmp_path_factory.mktemp("tls") / "server.pem"
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    path.write_bytes(private + made.public_bytes(serialization.Encoding.PEM))
+    make = f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
+    about = "-subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    key = subprocess.run(
+        [*make.split(), *about.split(), "-keyout", "-", "-out", path.with_suffix(".crt")],
+        capture_output=True,
+        check=True,
+    ).stdout
+    path.write_bytes(key + path.with_suffix(".crt").read_bytes())
     return path
 
 
