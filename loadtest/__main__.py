@@ -68,6 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     ab.add_argument(
         "--part", type=int, default=1, help="number of this part of a measurement in parts"
     )
+    ab.add_argument(
+        "--traffic",
+        action="append",
+        metavar="NAME",
+        help="only this traffic of the file; may be given more than once",
+    )
     ab.add_argument("--port", type=int, help="of the first server (default: what the file says)")
     ab.add_argument(
         "--side-by-side",
@@ -186,6 +192,12 @@ def _ab(options: argparse.Namespace) -> None:
     comparison = load_comparison(options.comparison)
     if options.repeats is not None:
         comparison = comparison.model_copy(update={"repeats": options.repeats})
+    if options.traffic is not None:
+        there = {traffic.name: traffic for traffic in comparison.traffic}
+        if unknown := [name for name in options.traffic if name not in there]:
+            raise LoadTestError(f"--traffic {unknown[0]}: the file has {', '.join(there)}")
+        chosen = [there[name] for name in dict.fromkeys(options.traffic)]
+        comparison = comparison.model_copy(update={"traffic": chosen})
     if options.port is not None:
         if not 1024 <= options.port <= 65000:
             raise LoadTestError(f"--port {options.port}: expected 1024 to 65000")

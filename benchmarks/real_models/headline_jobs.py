@@ -4,9 +4,10 @@
 
 The first call of several; END is of the lease. COMPARISON is a file of loadtest/comparisons by its
 name, `coder` (a trained model with real prompts, which needs what lease_jobs needs, too), or a
-path. Three starts of all its traffic take longer than a lease, so a lease measures one (STARTS), as
-PART 1, 2 or 3. What time takes is the end of the search: the report is of the runs that are whole.
-At home, one report joins the runs of all leases:
+path. All its traffic at three starts takes longer than a lease, so a lease measures one start, as
+PART 1, 2 or 3, or three of one traffic: STARTS=3 TRAFFIC=agents. By arithmetic, a start takes 125 s
+and 212 s for each rate and each step of a search. What time takes is the end: the report is of the
+runs that are whole. At home, one report joins the runs of all leases:
 
     cat loadtest.tar.xz.* | tar -xJ -C lease-1
     python -m loadtest report headline.html lease-*/loadtest/runs/* --baseline dense-fp8
@@ -40,7 +41,7 @@ _CODER = (
 # It ends in time for the report, which SIGTERM lets it write.
 _COMPARE = (
     "python3 -m loadtest ab {file} $RESULTS/loadtest --side-by-side --part $PART "
-    "--repeats $STARTS{more}"
+    "--repeats $STARTS ${{TRAFFIC:+--traffic $TRAFFIC}}{more}"
 )
 _REPORT_SECONDS = 60
 _SERVER_SECONDS = 90  # from a server's start to its first answer

