@@ -8,7 +8,7 @@ import mmap
 import pytest
 import torch
 
-from tests.kernels.decode_cases import Batch, decode
+from tests.kernels.test_decode import Batch, decode
 from tests.support.processes import run_interpreted
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.gather_context import KeyValueSource, gather_rows

@@ -1,12 +1,10 @@
 """Drafts by n-grams and by EAGLE-3 are verified several tokens a step, and change no answer."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from tests.serving.engines import (
     OPTIONS,
@@ -17,6 +15,7 @@ from tests.serving.engines import (
     outputs,
 )
 from tests.serving.models import HETEROGENEOUS, write_model
+from tests.support.dense_models import config, random_weights, weights, write
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import embed, layer_forward, layer_weights, reference
 
@@ -28,7 +27,7 @@ NGRAM = {
     "prompt_lookup_min": 1,
     "prompt_lookup_max": 3,
 }
-HIDDEN, HEAD, WIDTH, VOCABULARY, DRAFTED_VOCABULARY = 256, 64, 512, 4096, 1024
+HIDDEN, DRAFTED_VOCABULARY = 256, 1024
 # Whose output EAGLE-3 drafts from: the first, one with latent keys, and the one before the last.
 LAYERS = [1, 6, 8]
 
@@ -67,47 +66,32 @@ def _hidden_states(directory: Path) -> torch.Tensor:
 
 def drafter(directory: Path) -> Path:
     """A random EAGLE-3 drafter of one layer, as its authors' tools write it."""
-    directory.mkdir()
-    raw = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": WIDTH,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": HEAD,
-        "vocab_size": VOCABULARY,
-        "draft_vocab_size": DRAFTED_VOCABULARY,
-        "max_position_embeddings": 1024,
-        "eagle_aux_hidden_state_layer_ids": LAYERS,
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
-    }
-    (directory / "config.json").write_text(json.dumps(raw))
-    shapes = {
-        "midlayer.self_attn.q_proj": (4 * HEAD, 2 * HIDDEN),
-        "midlayer.self_attn.k_proj": (2 * HEAD, 2 * HIDDEN),
-        "midlayer.self_attn.v_proj": (2 * HEAD, 2 * HIDDEN),
-        "midlayer.self_attn.o_proj": (HIDDEN, 4 * HEAD),
-        "midlayer.mlp.gate_proj": (WIDTH, HIDDEN),
-        "midlayer.mlp.up_proj": (WIDTH, HIDDEN),
-        "midlayer.mlp.down_proj": (HIDDEN, WIDTH),
-        "fc": (HIDDEN, 3 * HIDDEN),
-        "lm_head": (DRAFTED_VOCABULARY, HIDDEN),
-    }
-    norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
-    generator = torch.Generator().manual_seed(0)
+    raw = config(
+        architectures=["LlamaForCausalLMEagle3"],
+        hidden_size=HIDDEN,
+        intermediate_size=512,
+        num_hidden_layers=1,
+        head_dim=64,
+        vocab_size=4096,
+        draft_vocab_size=DRAFTED_VOCABULARY,
+        max_position_embeddings=1024,
+        eagle_aux_hidden_state_layer_ids=LAYERS,
+        dtype="bfloat16",
+    )
     tensors = {
-        f"{name}.weight": torch.randn(shape, generator=generator) * shape[1] ** -0.5
-        for name, shape in shapes.items()
+        name.replace("model.layers.0.", "midlayer."): tensor
+        for name, tensor in weights(raw, torch.bfloat16, gain=1).items()
+        if name.startswith("model.layers.0.")
     }
-    tensors |= {f"{name}.weight": torch.ones(HIDDEN) for name in ("norm", *norms)}
-    tensors |= {f"midlayer.{name}.weight": tensors.pop(f"{name}.weight") for name in norms}
-    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+    for name in "qkv":  # which read the embedding beside the state
+        weight = tensors[f"midlayer.self_attn.{name}_proj.weight"]
+        tensors[f"midlayer.self_attn.{name}_proj.weight"] = torch.cat([weight, weight], 1) / 2
+    others = {"fc.weight": (HIDDEN, 3 * HIDDEN), "lm_head.weight": (DRAFTED_VOCABULARY, HIDDEN)}
+    tensors |= {name: w.bfloat16() for name, w in random_weights(others.items()).items()}
+    tensors |= dict.fromkeys(("norm.weight", "midlayer.hidden_norm.weight"), torch.ones(HIDDEN))
     tensors["d2t"] = torch.arange(DRAFTED_VOCABULARY) * 3  # drafts every fourth token
-    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    return directory
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    return write(directory, raw, tensors=tensors, tokenizer=False)
 
 
 def _serve(model: str, speculative: dict[str, Any] | None) -> dict[str, Any]:

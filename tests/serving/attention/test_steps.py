@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.serving.attention.gac_backend_cases import step
+from tests.serving.attention.test_gac_backend import step
 from vllm_gac.serving.attention import gpu_backend as backend
 
 
