@@ -67,7 +67,6 @@ def _hidden_states(directory: Path) -> torch.Tensor:
 def drafter(directory: Path) -> Path:
     """A random EAGLE-3 drafter of one layer, as its authors' tools write it."""
     raw = config(
-        architectures=["LlamaForCausalLMEagle3"],
         hidden_size=HIDDEN,
         intermediate_size=512,
         num_hidden_layers=1,
@@ -88,9 +87,11 @@ def drafter(directory: Path) -> Path:
         tensors[f"midlayer.self_attn.{name}_proj.weight"] = torch.cat([weight, weight], 1) / 2
     others = {"fc.weight": (HIDDEN, 3 * HIDDEN), "lm_head.weight": (DRAFTED_VOCABULARY, HIDDEN)}
     tensors |= {name: w.bfloat16() for name, w in random_weights(others.items()).items()}
-    tensors |= dict.fromkeys(("norm.weight", "midlayer.hidden_norm.weight"), torch.ones(HIDDEN))
+    ones = torch.ones(HIDDEN, dtype=torch.bfloat16)
+    tensors |= dict.fromkeys(("norm.weight", "midlayer.hidden_norm.weight"), ones)
     tensors["d2t"] = torch.arange(DRAFTED_VOCABULARY) * 3  # drafts every fourth token
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    raw |= {"architectures": ["LlamaForCausalLMEagle3"]}
     return write(directory, raw, tensors=tensors, tokenizer=False)
 
 
