@@ -92,7 +92,7 @@ def test_flash_attention_3_pads_unequal_heads_and_4_does_not(r_k: int, r_v: int)
         ("FA2", (7, 5), (64, 64), None),
     ],
 )
-def test_kernels_are_given_what_they_compute_rightly(
+def test_kernels_get_supported_head_sizes(
     kernel: str, capability: tuple[int, int], sizes: Any, runs_at: Any
 ) -> None:
     assert widths(kernel, sizes, capability) == runs_at
@@ -136,7 +136,7 @@ def test_views_over_a_packed_row_hold_what_kernels_run_at(
         (512, 64, HOPPER, None),
     ],
 )
-def test_by_default_the_capability_decides(
+def test_default_kernels_follow_the_compute_capability(
     r_k: int, r_v: int, gpu: Gpu, expected: Kernels | None
 ) -> None:
     assert select(heads(r_k, r_v), gpu, None) == expected
@@ -151,14 +151,14 @@ def test_by_default_the_capability_decides(
         (heads(64, 64, latent=True), "FA4"),
     ],
 )
-def test_what_vllm_cannot_serve_is_ours(layer: CacheGeometry, prefill: str) -> None:
+def test_layers_that_vllm_cannot_serve_use_gac(layer: CacheGeometry, prefill: str) -> None:
     assert select(layer, HOPPER, None) == Kernels("gac", "gac", prefill, False)
 
 
 # ---- by a profile ----------------------------------------------------------------------------
 
 
-def test_of_the_kernels_that_take_the_heads_the_fastest_in_both_contexts_prefills() -> None:
+def test_fastest_supported_kernel_prefills() -> None:
     known = profile(FA3={(96, 96): (200, 210), (96, 64): (250, 260)}, FA4={(96, 64): (230, 255)})
     assert prefill_times(known)["FA3"][96, 64] == pytest.approx((250 * 260) ** 0.5)
     assert select(heads(96, 64), HOPPER, known) == Kernels("gac", "gac", "FA4", True)
@@ -167,7 +167,7 @@ def test_of_the_kernels_that_take_the_heads_the_fastest_in_both_contexts_prefill
     assert select(heads(96, 64), HOPPER, slower) == Kernels("gac", "gac", "FA3", True)
 
 
-def test_sizes_between_measured_ones_run_as_the_next_larger() -> None:
+def test_unmeasured_sizes_use_the_next_larger() -> None:
     assert at_or_above({(64, 64): 1.0, (96, 64): 2.0, (96, 96): 3.0}, (72, 64)) == 2.0
     assert at_or_above({(64, 64): 1.0}, (64, 72)) is None
     known = profile(FA3={(96, 96): (200, 200)}, FA4={(96, 64): (190, 190)})
@@ -187,7 +187,7 @@ def test_sizes_between_measured_ones_run_as_the_next_larger() -> None:
         ((260, 200), (220, 220), "stock"),
     ],
 )
-def test_a_layer_that_both_backends_take_gets_the_one_that_gains_more(
+def test_faster_backend_is_selected(
     decode: tuple[float, float], prefill: tuple[float, float], backend: str
 ) -> None:
     known = profile(
@@ -202,7 +202,7 @@ def test_a_layer_that_both_backends_take_gets_the_one_that_gains_more(
     assert select(heads(96, 96, value=4), HOPPER, known) == Kernels("gac", "gac", "FA3", True)
 
 
-def test_with_an_fp8_cache_our_prefill_gathers_and_vllms_decode_alone_does_not_decide() -> None:
+def test_fp8_cache_adds_the_cost_of_gathering() -> None:
     """Ours gains 5 % in decoding. Reading rows that were gathered takes 40 us more than fresh ones.
 
     With an FP8 cache vLLM's decode takes three times as long, and its prefill is unknown.
@@ -226,7 +226,7 @@ def test_with_an_fp8_cache_our_prefill_gathers_and_vllms_decode_alone_does_not_d
 
 @pytest.mark.parametrize("gpu", shipped_profiles())
 @pytest.mark.parametrize("cache", get_args(Dtype))
-def test_predictions_are_of_the_backend_that_serves(gpu: str, cache: Dtype) -> None:
+def test_predictions_use_the_backend_that_serves(gpu: str, cache: Dtype) -> None:
     known = read_profile(gpu)
     for size in range(16, 257, 16):
         chosen = select(heads(size, size), HOPPER, known, cache=cache)
@@ -242,20 +242,20 @@ def test_predictions_are_of_the_backend_that_serves(gpu: str, cache: Dtype) -> N
     assert measured_backend(heads(96, 96), profile({"gac": 200})) is None
 
 
-def test_without_vllms_times_the_default_stands() -> None:
+def test_default_is_kept_without_times_of_stock_kernels() -> None:
     known = profile({"gac": 200}, FA3={(128, 128): (200, 200)})
     assert select(heads(128, 128), HOPPER, known) == Kernels("stock", "stock", "stock", False)
     assert select(heads(96, 96), HOPPER, known) == Kernels("gac", "gac", "FA3", True)
 
 
 @given(st.sampled_from(SIZES), st.sampled_from(SIZES), st.sampled_from([1, 2, 4, 8]))
-def test_ranks_choose_as_the_whole_layer(r_k: int, r_v: int, tp: int) -> None:
+def test_selection_is_independent_of_tensor_parallel_size(r_k: int, r_v: int, tp: int) -> None:
     whole_layer = heads(r_k, r_v)
     rank = CacheGeometry(32 // tp, r_k, 8 // tp, r_k, 8 // tp, r_v)
     for known in (None, read_profile("h200")):
         assert select(rank, HOPPER, known) == select(whole_layer, HOPPER, known)
 
 
-def test_every_layer_that_can_be_served_is_on_every_gpu_of_vllm() -> None:
+def test_every_head_size_has_a_kernel_on_every_gpu() -> None:
     for gpu, r_k, r_v in product((AMPERE, HOPPER, BLACKWELL), range(8, 257, 8), range(8, 257, 8)):
         assert select(heads(r_k, r_v), gpu, None) is not None

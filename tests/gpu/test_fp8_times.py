@@ -68,7 +68,7 @@ def test_fp8_times_leave_those_in_16_bits_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("dtype", get_args(Dtype))
-def test_measured_linears_take_as_long_as_measured(dtype: Dtype) -> None:
+def test_predicted_linears_match_measurements(dtype: Dtype) -> None:
     for sweep in (sweep for sweep in MEASURED.linear if sweep.dtype == dtype):
         for dim, time in zip(sweep.dims, sweep.microseconds, strict=True):
             if dim % 64 == 0:
@@ -93,7 +93,7 @@ def test_every_factor_in_fp8_quantizes_its_input() -> None:
     assert parted - full == pytest.approx(more, rel=1e-3)
 
 
-def test_our_kernels_between_linears_take_together_what_was_measured() -> None:
+def test_fused_passes_match_measurements() -> None:
     for time in FUSED:
         predicted = sum(
             fused_microseconds(kernel, time.tokens, width, WITH_FUSED)
@@ -149,7 +149,7 @@ def test_low_rank_linears_quantize_by_themselves() -> None:
     assert apart - fused == pytest.approx(saved - fused_microseconds("norm", 64, 4096, WITH_FUSED))
 
 
-def test_what_holds_without_a_rest_is_measured_in_fp8_too() -> None:
+def test_sustained_times_apply_to_fp8() -> None:
     time = gemm_microseconds(8192, 4096, 4096, MEASURED, dtype="fp8")
     held = SustainedTime(m=8192, n=4096, k=4096, seconds=1, microseconds=1.5 * time, dtype="fp8")
     profile = MEASURED.model_copy(update={"sustained": [held]})
@@ -195,7 +195,7 @@ def test_fp8_is_refused_by_a_profile_that_lacks_its_times(missing: str, types: T
         layer_microseconds(DENSE, LAYER, Deployment(lacking, DECODE, types))
 
 
-def test_without_times_of_kernels_that_quantize_a_plan_says_so() -> None:
+def test_missing_times_of_fused_quantization_are_reported() -> None:
     tried = MEASURED.model_copy(update={"without_times": [FUSED_PART]})
     for profile, types, lacks in (
         (H200, Types(), False),

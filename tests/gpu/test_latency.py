@@ -109,7 +109,7 @@ def sustained(*times: tuple[int, int, int, float]) -> GpuProfile:
     return H200.model_copy(update={"sustained": entries})
 
 
-def test_a_gemm_that_runs_for_long_takes_as_long_as_measured() -> None:
+def test_sustained_gemm_matches_measurements() -> None:
     m, n, k = 8192, 28672, 4096
     profile = sustained((m, n, k, 1.1 * gemm(m, n, k)))
     assert gemm_microseconds(m, n, k, profile) == gemm(m, n, k)
@@ -124,7 +124,7 @@ def test_a_gemm_that_runs_for_long_takes_as_long_as_measured() -> None:
         assert gemm_microseconds(m, n, k, same, is_sustained=True) == gemm(m, n, k)
 
 
-def test_prefill_is_at_the_rate_that_gemms_hold_and_decode_is_not() -> None:
+def test_sustained_times_apply_to_prefill_only() -> None:
     profile = sustained((8192, 28672, 4096, 1.2 * gemm(8192, 28672, 4096)))
     for layer in (LAYER, low_rank(gate=1024, up=1024, down=1024)):
         times = [layer_microseconds(DENSE, layer, Deployment(p, PREFILL)) for p in (H200, profile)]
@@ -136,7 +136,7 @@ def test_prefill_is_at_the_rate_that_gemms_hold_and_decode_is_not() -> None:
 # ---- attention kernels -----------------------------------------------------------------------
 
 
-def test_measured_decode_attention_takes_as_long_as_measured() -> None:
+def test_predicted_decode_attention_matches_measurements() -> None:
     fastest = {}
     for point in sorted(H200.decode, key=lambda p: -p.microseconds):
         about = point.model_dump(exclude={"kernel", "microseconds"})
@@ -175,7 +175,7 @@ def test_decode_reads_the_cache_once(layer: LayerLayout, batch: int, context: in
     assert time >= 0.9 * roofline(H200).moving(batch * context * layer.kv_elements)
 
 
-def test_of_several_kernels_the_fastest_counts() -> None:
+def test_fastest_decode_kernel_counts() -> None:
     (point,) = (
         p
         for p in H200.decode
@@ -193,7 +193,7 @@ def test_of_several_kernels_the_fastest_counts() -> None:
     assert decode_microseconds(DENSE, LAYER, 32, 8192, profile) == pytest.approx(100)
 
 
-def test_vllm_s_own_model_decodes_by_vllm_s_kernel_and_a_compressed_one_by_what_serves_it() -> None:
+def test_decode_time_is_that_of_the_serving_backend() -> None:
     every = read_profile("h200")
     wide = BatchMix(256, 1024, prefill_weight=0)
 
@@ -218,7 +218,7 @@ def test_vllm_s_own_model_decodes_by_vllm_s_kernel_and_a_compressed_one_by_what_
         assert others(ServedBy("stock", "gac"), cache, "gac") == pytest.approx(rest)
 
 
-def test_vllm_s_kernel_takes_for_a_size_that_it_pads_what_it_takes_for_the_larger_one() -> None:
+def test_stock_kernel_pads_head_sizes() -> None:
     every = read_profile("h200")
     layers = [heads("rotary", 8, r, 8, r) for r in (80, 96)]
     stock, gac = (
@@ -229,7 +229,7 @@ def test_vllm_s_kernel_takes_for_a_size_that_it_pads_what_it_takes_for_the_large
     assert gac[0] < gac[1] < stock[1]
 
 
-def test_without_times_of_vllm_s_kernel_the_fastest_counts() -> None:
+def test_fastest_kernel_counts_without_times_of_the_stock_kernel() -> None:
     ours = H200.model_copy(update={"decode": [p for p in H200.decode if p.kernel == "gac"]})
     times = [decode_microseconds(DENSE, LAYER, 64, 4096, ours, backend=b) for b in BACKENDS]
     assert times[0] == times[1]
@@ -248,7 +248,7 @@ def measured_prefill(**changes: dict[tuple[int, int, int, int], float]) -> GpuPr
     return H200.model_copy(update={"prefill_kernels": points, "gpu": f"made up {points}"})
 
 
-def test_prefill_takes_as_long_as_the_fastest_kernel_of_ours() -> None:
+def test_prefill_uses_the_fastest_gac_kernel() -> None:
     profile = measured_prefill(
         FA3={(128, 128, 4, 2048): 240.0, (64, 64, 4, 2048): 160.0, (128, 128, 1, 2048): 80.0,
              (128, 128, 1, 512): 10.0},
@@ -289,7 +289,7 @@ def test_gate_and_up_and_q_k_v_are_one_gemm_each() -> None:
     )
 
 
-def test_a_kernel_that_moves_little_takes_as_long_as_a_launch() -> None:
+def test_small_kernels_take_the_launch_time() -> None:
     fastest = min(min(sweep.microseconds) for sweep in H200.linear)
     assert moving_microseconds(1, H200) == fastest
     assert moving_microseconds(1e9, H200) == roofline(H200).moving(1e9) > fastest
@@ -332,7 +332,7 @@ def test_low_rank_linears_take_the_gemms_of_their_factors(
 
 
 @given(st.floats(0.1, 100), st.floats(0.1, 100))
-def test_a_mixed_step_is_between_its_phases(decode: float, prefill: float) -> None:
+def test_mixed_step_is_between_decode_and_prefill(decode: float, prefill: float) -> None:
     mix = BatchMix(decode_weight=decode, prefill_weight=prefill)
     phases = [layer_microseconds(DENSE, LAYER, Deployment(H200, m)) for m in (DECODE, PREFILL)]
     assert min(phases) < layer_microseconds(DENSE, LAYER, Deployment(H200, mix)) < max(phases)
@@ -351,7 +351,7 @@ def test_a_mixed_step_is_between_its_phases(decode: float, prefill: float) -> No
         {"decode_weight": math.nan},
     ],
 )
-def test_an_impossible_mix_is_refused(changes: dict[str, Any]) -> None:
+def test_invalid_batch_mix_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(PlanError):
         BatchMix(**changes)
 
@@ -366,9 +366,7 @@ def test_an_impossible_mix_is_refused(changes: dict[str, Any]) -> None:
         ({"prefill_kernels": []}, "prefill"),
     ],
 )
-def test_a_profile_that_lacks_what_it_takes_is_refused(
-    missing: dict[str, Any], message: str
-) -> None:
+def test_incomplete_profile_is_refused(missing: dict[str, Any], message: str) -> None:
     profile: GpuProfile = H200.model_copy(update=missing)
     with pytest.raises(ProfileError, match=message):
         layer_microseconds(DENSE, LAYER, Deployment(profile, BatchMix()))

@@ -59,7 +59,7 @@ def by_kernel(time: LowRankTime) -> bool:
 # ---- the shipped profile ---------------------------------------------------------------------
 
 
-def test_gate_and_up_of_few_tokens_take_about_as_long_as_measured() -> None:
+def test_predicted_gate_and_up_match_measurements() -> None:
     for time in H200.swiglu:
         microseconds = linears_microseconds(
             time.tokens, [Linear(time.features, time.width)] * 2, H200, is_gated=True
@@ -67,14 +67,14 @@ def test_gate_and_up_of_few_tokens_take_about_as_long_as_measured() -> None:
         assert microseconds == pytest.approx(time.microseconds, rel=0.09), time
 
 
-def test_what_our_kernel_computes_takes_about_as_long_as_measured() -> None:
+def test_predicted_skinny_gemms_match_measurements() -> None:
     times = [t for t in H200.low_rank if by_kernel(t)]
     assert len(times) > 30
     for time in times:
         assert predicted(time, H200) == pytest.approx(time.microseconds, rel=0.05), time
 
 
-def test_a_whole_layer_takes_about_as_long_as_measured() -> None:
+def test_predicted_layer_matches_measurements() -> None:
     """The fit has not seen these: all four groups of linears one after the other."""
     for tokens, measured in LAYER.items():
         groups = [t for t in H200.low_rank if t.tokens == tokens and tuple(t.ranks) in LAYER_RANKS]
@@ -86,7 +86,7 @@ def test_a_whole_layer_takes_about_as_long_as_measured() -> None:
 # ---- the fit ---------------------------------------------------------------------------------
 
 
-def test_an_overhead_and_a_slowdown_are_found_again() -> None:
+def test_fit_recovers_overhead_and_slowdown() -> None:
     """Each factor is one launch at one token: times that follow the law are predicted exactly."""
 
     def law(linear: Linear) -> float:
@@ -100,7 +100,7 @@ def test_an_overhead_and_a_slowdown_are_found_again() -> None:
         assert linears_microseconds(1, [linear], profile) == pytest.approx(law(linear), rel=1e-3)
 
 
-def test_one_measurement_takes_the_overhead_of_fewer_tokens() -> None:
+def test_single_measurement_uses_the_overhead_of_fewer_tokens() -> None:
     entries = [t for t in H200.low_rank if t.tokens == 2]
     (alone,) = (t for t in H200.low_rank if t.tokens == 64 and len(t.ranks) == 3)
     profile = with_times(*entries, alone)
@@ -123,7 +123,7 @@ def test_a_larger_rank_takes_no_less_time_by_our_kernel(tokens: int, low: int, h
 
 
 @pytest.mark.parametrize("low", [1e-6, 1e9])
-def test_times_at_the_ends_of_their_range_give_numbers(low: float) -> None:
+def test_extreme_times_give_finite_predictions(low: float) -> None:
     profile = with_times(entry(1, O_PROJ, low, False), entry(1, GATE_UP, 1e3 / low, True))
     assert 0 < linears_microseconds(1, O_PROJ, profile) < math.inf
 
@@ -220,7 +220,7 @@ def test_queries_keys_and_values_gain_only_together() -> None:
         *({"microseconds": time} for time in (0.0, 5e-324, 1e-300, 1e-7, 1e10, 1e300)),
     ],
 )
-def test_an_impossible_entry_is_refused(changes: dict[str, Any]) -> None:
+def test_invalid_entry_is_refused(changes: dict[str, Any]) -> None:
     raw = entry(1, GATE_UP, 10.0, True).model_dump() | changes
     with pytest.raises(ProfileError, match=r"profile\.json"):
         validate(LowRankTime, raw, "profile.json", ProfileError)

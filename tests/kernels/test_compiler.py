@@ -257,7 +257,7 @@ def test_kernels_of_wide_shapes_compile(
         assert not wrong_for_hopper(kernels)
 
 
-def test_reads_before_writes_are_found() -> None:
+def test_unwritten_registers_are_detected() -> None:
     # Part of a kernel that was wrong on an H200, as ptxas 12.8 wrote it, and as it should be.
     wrong = (
         "UIADD3 UR46, UP0, UR46, 0x20, URZ ;\nUIADD3.X UR47, UR47, -0x3ffffff0, URZ, UP0, !UPT ;"

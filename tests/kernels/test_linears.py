@@ -175,14 +175,14 @@ def test_linears_agree_with_torch_in_tritons_interpreter() -> None:
     run_interpreted(check_interpreted, [(seed,) for seed in range(12)])
 
 
-def test_our_linears_are_for_gpus_that_they_were_measured_on() -> None:
+def test_skinny_gemm_is_not_used_on_unmeasured_gpus() -> None:
     x, weight = torch.empty(1, 4096).bfloat16(), torch.empty(8192, 4096).bfloat16()
     assert faster_tiling(x, [weight], False) is None
     assert not is_faster(x, weight)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 16, 17, 32, 33, 64, 65, 128, 129, 256])
-def test_a_tiling_fits_its_launch(tokens: int) -> None:
+def test_tiling_fits_the_launch(tokens: int) -> None:
     for features in (64, 1600, 4096, 128256, 1 << 20):
         for width in (64, 1600, 4096, 14336):
             single = faster_than_cublas(tokens, [features], [width], False)
@@ -199,7 +199,7 @@ def _fits(tiling: Tiling, features: list[int], width: int, tokens: int) -> bool:
     return counted and has_work and (tiling.rows > 1 or tokens == tiling.splits == 1)
 
 
-def test_many_tokens_are_for_cublas() -> None:
+def test_large_batches_use_cublas() -> None:
     for tokens in (257, 2048):
         assert faster_than_cublas(tokens, [4864], [4096], False) is None
         assert faster_than_cublas(tokens, [4096, 1024, 1024], [1600, 640, 640], False) is None
@@ -225,7 +225,7 @@ def test_fp8_rows_agree_with_torch_on_a_gpu(seed: int) -> None:
 
 
 @pytest.mark.gpu
-def test_kernels_that_start_early_see_what_the_one_before_wrote() -> None:
+def test_dependent_launches_read_complete_inputs() -> None:
     """Outputs are poisoned before each replay, so a row that was read too early shows."""
     tokens, width = 16, 4096
     x, weight = (torch.randn(n, width, device="cuda").bfloat16() for n in (tokens, 1))

@@ -208,7 +208,7 @@ def test_no_tensor_grows_with_the_context(
     assert largest_tensor(geometry, count, 16384, latent).numbers <= 1.1 * (1 << 22)
 
 
-def test_keys_that_no_query_sees_are_not_read() -> None:
+def test_masked_keys_are_not_read() -> None:
     """A prompt uses half of the square. With a window, each block of queries uses its window."""
     g = CacheGeometry(8, 64, 8, 64, 8, 64)
     blocks = 2048 // 256
@@ -223,7 +223,7 @@ def test_no_alignment_crosses_the_size_that_sums_are_brought_to(strategy: Any) -
         assert -(-align(size, strategy) // 64) == -(-size // 64)
 
 
-def test_a_sequence_that_pads_a_batch_gets_zeros() -> None:
+def test_padding_sequences_get_zeros() -> None:
     g = CacheGeometry(4, 8, 2, 8, 2, 6)
     cache = torch.randn(3, 2, BLOCK, 14)
     query, output = torch.randn(3, 4, 8), torch.full((3, 4, 6), float("nan"))

@@ -62,9 +62,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_decode_launch_needs_a_kernel_that_was_not_compiled_ahead(
-    kind: DecodeKind, compiled: list[str]
-) -> None:
+def test_decode_kernels_are_compiled_ahead(kind: DecodeKind, compiled: list[str]) -> None:
     warmup([kind], MAX_SEQUENCES, CPU)
     ahead = set(compiled)
     # Both kernels for each of 16, 64, 256 and 1024 sequences.
@@ -76,9 +74,7 @@ def test_no_decode_launch_needs_a_kernel_that_was_not_compiled_ahead(
 
 
 @pytest.mark.parametrize("features", [4096, 11520, 28672])
-def test_no_mlp_needs_a_kernel_that_was_not_compiled_ahead(
-    features: int, compiled: list[str]
-) -> None:
+def test_swiglu_kernels_are_compiled_ahead(features: int, compiled: list[str]) -> None:
     warmup([], MAX_SEQUENCES, CPU, [(features, torch.bfloat16)])
     ahead = set(compiled)
     assert len(ahead) == 2  # for up to 16 tokens, and for more
@@ -101,7 +97,7 @@ LAUNCHES = [
 ]
 
 
-def test_no_linear_of_few_tokens_needs_a_kernel_that_was_not_compiled_ahead(
+def test_skinny_gemms_are_compiled_ahead(
     compiled: list[str],
 ) -> None:
     count = compile_skinny_gemm(LAUNCHES, 8192, CPU)
@@ -125,12 +121,12 @@ def test_no_linear_of_few_tokens_needs_a_kernel_that_was_not_compiled_ahead(
     assert set(compiled) == ahead
 
 
-def test_kernels_that_no_batch_reaches_are_not_compiled(compiled: list[str]) -> None:
+def test_unreachable_kernels_are_not_compiled(compiled: list[str]) -> None:
     compile_skinny_gemm(LAUNCHES[:1], 1, CPU)
     assert len(set(compiled)) == 1
 
 
-def test_bounds_are_few_and_never_too_small() -> None:
+def test_sequence_bounds_are_few_and_sufficient() -> None:
     bounds = [sequence_bound(n) for n in range(1025)]
     assert all(n <= bound for n, bound in enumerate(bounds))
     assert set(bounds) == {16, 64, 256, 1024}

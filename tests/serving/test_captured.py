@@ -14,7 +14,7 @@ PROMPTS = [
 
 
 @pytest.mark.gpu
-def test_cuda_graphs_give_the_answers_of_eager_mode(tmp_path: Path) -> None:
+def test_cuda_graphs_match_eager_mode(tmp_path: Path) -> None:
     """The worker is forked, as in an offline engine."""
     write_model(tmp_path / "model", HETEROGENEOUS)
     forked = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "fork"}

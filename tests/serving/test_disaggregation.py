@@ -146,7 +146,7 @@ TOKENS = 12
 
 @pytest.mark.slow
 @pytest.mark.needs("nixl")
-def test_nixl_moves_the_cache_of_every_layer_shape(tmp_path: Path) -> None:
+def test_nixl_transfers_the_cache_of_every_layer_shape(tmp_path: Path) -> None:
     write_model(tmp_path / "model", HETEROGENEOUS)
     with (
         _nixl(tmp_path / "model", "kv_producer") as prefiller,

@@ -54,7 +54,7 @@ KEY_FORM = {"qwen3": "rotary", "qwen3 with yarn": "latent", "qwen3_moe": "latent
 
 
 @pytest.mark.slow
-def test_logprobs_are_those_of_transformers_and_of_the_reference(tmp_path: Path) -> None:
+def test_logprobs_match_transformers_and_the_reference(tmp_path: Path) -> None:
     import transformers
 
     text, dense, small = write_text(tmp_path / "text.txt"), {}, {}

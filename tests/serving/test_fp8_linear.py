@@ -62,7 +62,7 @@ def test_only_plain_linears_take_quantized_inputs(
         assert not _is_fp8(monkeypatch, **change), change
 
 
-def test_numbers_and_scales_reach_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_inputs_and_scales_reach_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8_linear, "fp8_kernel_of", lambda linear: Kernel())
     linear, numbers, scales = Linear(), torch.randn(3, 32), torch.rand(3, 1)
     with set_current_vllm_config(VllmConfig()):
@@ -72,7 +72,7 @@ def test_numbers_and_scales_reach_the_kernel(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("weights", ["fp8_per_tensor", "fp8_per_channel"])
-def test_text_is_scored_as_closely_as_with_apart_quantization(weights: str, tmp_path: Path) -> None:
+def test_fused_fp8_quantization_is_as_accurate_as_separate(weights: str, tmp_path: Path) -> None:
     """Prompts, and tokens one after the other in CUDA graphs."""
     write_model(tmp_path / "model", HETEROGENEOUS)
     exact, apart, fused = (

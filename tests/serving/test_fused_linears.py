@@ -72,7 +72,7 @@ def test_a_linear_is_plain_if_it_only_multiplies_by_its_weight(
         ((96, 64, 72), None, "a quantizer's list of what it skipped, by name", []),
     ],
 )
-def test_down_factors_of_an_input_are_fused_if_aligned_and_not_told_apart(
+def test_aligned_down_factors_of_one_input_are_fused(
     ranks: tuple[int | None, ...],
     lora: Any,
     quant_config: Any,
@@ -118,7 +118,7 @@ def _swiglu(x: torch.Tensor) -> torch.Tensor:
     return nn.functional.silu(gate) * up
 
 
-def test_vllm_does_not_wait_for_counters_when_it_loads_weights_again(
+def test_weight_reload_skips_counters(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(fused_linears, "is_plain", lambda linear: True)
@@ -158,7 +158,7 @@ def _contiguous_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("tiling", "gated_tiling"), [(None, None), ("tiles", "tiles"), ("tiles", None)]
 )
-def test_fused_projections_are_right_by_whatever_kernel(
+def test_fused_projections_match_torch(
     plain: bool,
     tiling: str | None,
     gated_tiling: str | None,
@@ -180,9 +180,7 @@ def test_fused_projections_are_right_by_whatever_kernel(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 16, 17, 64, 128, 129, 200, 256, 257])
-def test_gate_and_up_are_right_for_any_number_of_tokens(
-    tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gate_and_up_match_torch_on_a_gpu(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_linears, "is_plain", lambda linear: True)
     torch.manual_seed(tokens)
     owner, x = _Fused(True, features=328).cuda(), torch.randn(tokens, 10, device="cuda")
@@ -195,7 +193,7 @@ def test_gate_and_up_are_right_for_any_number_of_tokens(
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_a_wrapped_factor_is_called_unless_ours_is_faster(
+def test_wrapped_low_rank_factor_is_called(
     plain: bool, on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel, "faster_tiling", lambda x, weights, is_gated: None)

@@ -39,7 +39,7 @@ def _reference_answers(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_vllms_own_model_runs_on_our_reference(tmp_path: Path) -> None:
+def test_reference_backend_matches_cpu_attention_in_a_dense_model(tmp_path: Path) -> None:
     """Geometry, cache and metadata follow from what vLLM's attention layer says alone."""
     options = OPTIONS | DENSE
     ours = in_engine_process(_reference_answers, str(demo.MODEL), options)
@@ -77,7 +77,7 @@ def _served(model: Path, backend: str, cache: str, **options: Any) -> dict[str, 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("eager", [False, True])
-def test_gac_attention_agrees_with_vllms(eager: bool) -> None:
+def test_gac_attention_matches_flash_attention(eager: bool) -> None:
     """Compiled and in full CUDA graphs, or neither; in chunks, and with cached prompts."""
     stock, ours = (
         _served(demo.MODEL, backend, "auto", enforce_eager=eager)
@@ -90,7 +90,7 @@ def test_gac_attention_agrees_with_vllms(eager: bool) -> None:
 
 
 @pytest.mark.gpu
-def test_an_fp8_cache_is_read_as_exactly_as_vllm_reads_it() -> None:
+def test_fp8_cache_is_as_accurate_as_with_flash_attention() -> None:
     """What a cache in FP8 changes, it changes with our kernels no more than with vLLM's."""
     exact = _served(demo.MODEL, "FLASH_ATTN", "auto")
     stock, ours = (_served(demo.MODEL, backend, "fp8") for backend in ("FLASH_ATTN", "GAC"))
@@ -112,7 +112,9 @@ def _error(actual: Answers, expected: Answers) -> float:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_answers_alike_with_gac_attention(family: str, tmp_path: Path) -> None:
+def test_gac_attention_matches_flash_attention_for_every_family(
+    family: str, tmp_path: Path
+) -> None:
     window = {"sliding_window": 64} if family == "mistral" else {}
     raw = config(
         model_type=family,
@@ -146,14 +148,14 @@ def test_gac_attention_is_requested_by_one_flag(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_drafts_change_no_answer_of_gac_attention() -> None:
+def test_speculative_decoding_with_gac_attention_changes_no_output() -> None:
     plain = _served(demo.MODEL, "GAC", "fp8")
     drafted = _served(demo.MODEL, "GAC", "fp8", speculative_config=DRAFTED)
     _agree(drafted, plain, TOP_ERROR)
 
 
 @pytest.mark.gpu
-def test_many_requests_of_all_lengths_at_once_agree_with_vllms() -> None:
+def test_mixed_batches_match_flash_attention() -> None:
     """Prompts and decoding requests share steps, and contexts are split among programs."""
     stock, ours = (
         in_engine_process(_many, str(demo.MODEL), ON_GPU | {"attention_backend": backend})

@@ -49,7 +49,7 @@ def test_weights_downloaded_without_their_config_are_checked_and_served(
 
 
 @pytest.mark.slow
-def test_an_engine_takes_an_id_with_a_revision_a_download_dir_and_offline(tmp_path: Path) -> None:
+def test_engine_loads_a_hub_model_by_revision_with_download_dir_and_offline(tmp_path: Path) -> None:
     write_model(tmp_path / "model", HETEROGENEOUS[:2])
     write_model(tmp_path / "other", HETEROGENEOUS[2:4])
     with hub.running() as here:

@@ -18,7 +18,7 @@ from tests.support.stored_models import change_tensors
 
 
 @pytest.mark.slow
-def test_reloaded_weights_answer_as_in_a_new_engine(tmp_path: Path) -> None:
+def test_reloaded_weights_match_a_new_engine(tmp_path: Path) -> None:
     """The prefix cache holds keys of the old weights. After a reset it is filled again."""
     write_model(tmp_path / "model", HETEROGENEOUS)  # the last layer is padded at load time
     write_model(tmp_path / "other", HETEROGENEOUS)
@@ -70,7 +70,7 @@ def _dims_of_the_last_layer(worker: Any) -> list[int]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("level", [1, 2])
-def test_an_engine_that_slept_answers_as_before(level: int, tmp_path: Path) -> None:
+def test_outputs_are_the_same_after_sleep(level: int, tmp_path: Path) -> None:
     """CUDA graphs keep the addresses of weights. At level 2 weights are read and padded again."""
     write_model(tmp_path / "model", HETEROGENEOUS)
     slept = in_engine_process(_sleep, str(tmp_path / "model"), level)

@@ -43,7 +43,7 @@ Shapes = dict[str, tuple[int, int]]
 
 
 @pytest.mark.slow
-def test_an_adapter_for_all_layer_shapes_answers_as_the_merged_model(
+def test_lora_for_every_layer_shape_matches_the_merged_model(
     tmp_path: Path,
 ) -> None:
     """It adapts every linear: fused, of unequal heads, low rank, and in a layer that is padded."""
@@ -73,7 +73,7 @@ def test_an_adapter_for_all_layer_shapes_answers_as_the_merged_model(
 
 
 @pytest.mark.slow
-def test_sharded_adapters_answer_as_the_merged_model(tmp_path: Path) -> None:
+def test_fully_sharded_lora_matches_the_merged_model(tmp_path: Path) -> None:
     """vLLM has no class that shards adapters of unequal heads in one GEMM."""
     model, adapter, merged = (tmp_path / name for name in ("model", "adapter", "merged"))
     write_model(model, HETEROGENEOUS[:4])
@@ -94,7 +94,7 @@ def _sharded_answers(model: str, adapter: str) -> Answers:
     return [answer(output) for output in outputs(llm, lora_request=request)]
 
 
-def test_a_linear_that_vllm_cannot_adapt_is_refused() -> None:
+def test_linear_without_lora_support_is_refused() -> None:
     linear = ReplicatedLinear.__new__(ReplicatedLinear)
     nn.Module.__init__(linear)
     layers = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"qkv_proj": linear})])})
@@ -110,7 +110,7 @@ def test_a_linear_that_vllm_cannot_adapt_is_refused() -> None:
 
 @settings(max_examples=50)
 @given(models(), st.sampled_from(["minimal", "measured"]))
-def test_a_padded_adapter_has_the_padded_delta(model: RandomModel, strategy: Any) -> None:
+def test_padded_adapter_has_the_padded_delta(model: RandomModel, strategy: Any) -> None:
     served = padded_layout(model.layout, strategy)
     linears = {n.removesuffix(".weight"): w for n, w in model.weights.items() if is_linear(n, w)}
     fitted = adapter({name: tuple(w.shape) for name, w in linears.items()})
@@ -138,12 +138,12 @@ def layout() -> ModelLayout:
         ({"model.layers.1.self_attn.k_up_proj": (64, 32)}, "k_up_proj"),
     ],
 )
-def test_an_adapter_for_another_model_is_refused_by_linear(shapes: Shapes, message: str) -> None:
+def test_adapter_of_another_model_is_refused(shapes: Shapes, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         fit_adapter(adapter(shapes), layout(), layout())  # type: ignore[arg-type]
 
 
-def test_half_an_adapter_is_refused_and_embeddings_are_left_to_vllm() -> None:
+def test_incomplete_adapter_is_refused_and_embeddings_pass() -> None:
     halved = adapter({"model.layers.1.mlp.down_proj": (256, 400)})
     halved.loras["model.layers.1.mlp.down_proj"].lora_b = None
     with pytest.raises(CheckpointError, match=r"down_proj.* lora_B"):

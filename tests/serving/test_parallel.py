@@ -45,14 +45,14 @@ def alone(model: Path) -> Answers:
     return served_by_ranks(model)[0]
 
 
-def test_tensor_parallel_ranks_answer_as_one_process(model: Path, alone: Answers) -> None:
+def test_tensor_parallel_matches_one_process(model: Path, alone: Answers) -> None:
     answers, room = served_by_ranks(model, tensor_parallel_size=2)
     assert_same(answers, alone)
     layout = repeated_heads(padded_layout(open_checkpoint(model).layout, "minimal", tp=2), 2)
     assert room == pytest.approx(2 * _room(layout), rel=0.01)
 
 
-def test_pipeline_stages_answer_as_one_process(model: Path, alone: Answers) -> None:
+def test_pipeline_parallel_matches_one_process(model: Path, alone: Answers) -> None:
     answers, room = served_by_ranks(model, pipeline_parallel_size=2)
     assert_same(answers, alone)
     layout = padded_layout(open_checkpoint(model).layout, "minimal")
@@ -62,7 +62,7 @@ def test_pipeline_stages_answer_as_one_process(model: Path, alone: Answers) -> N
     assert room == pytest.approx(min(rooms), rel=0.01)
 
 
-def test_ranks_and_stages_of_a_model_with_experts_answer_as_one_process(tmp_path: Path) -> None:
+def test_parallel_moe_matches_one_process(tmp_path: Path) -> None:
     layers = [layer(("rotary", 2, 48), (2, 40), 32), layer(("latent", 2, 48), (2, 64), 32)]
     gac = {"version": 1, "softmax_scale": 0.125, "head_dim": 64, "layers": layers}
     raw = config(
@@ -82,17 +82,13 @@ def test_ranks_and_stages_of_a_model_with_experts_answer_as_one_process(tmp_path
 
 
 @pytest.mark.needs("ray")
-def test_under_ray_stages_of_tensor_parallel_ranks_answer_as_one_process(
-    model: Path, alone: Answers
-) -> None:
+def test_ray_executor_matches_one_process(model: Path, alone: Answers) -> None:
     both = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     answers, _ = served_by_ranks(model, **both, distributed_executor_backend="ray")
     assert_same(answers, alone)
 
 
-def test_data_parallel_engines_answer_as_one_process(
-    model: Path, alone: Answers, tmp_path: Path
-) -> None:
+def test_data_parallel_matches_one_process(model: Path, alone: Answers, tmp_path: Path) -> None:
     flags = ("--data-parallel-size", "2", "--dtype", "float32", "--max-num-batched-tokens", "96")
     with serve(model, tmp_path / "log", *flags, env=CPU_RANKS) as server:
         for _ in range(2):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 BY_TOKENS = {"method": "from_2_way_softmax", "classifier_from_token": ["!", "a"]}
 
 
-def test_prompts_are_scored_by_two_tokens_and_embedded_by_their_last_state(
+def test_embeddings_and_classification_match_the_reference(
     tmp_path: Path,
 ) -> None:
     write_model(tmp_path / "model", HETEROGENEOUS[:6])

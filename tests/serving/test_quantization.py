@@ -84,7 +84,7 @@ PACKED, PLAIN, MODELOPT = (
         ("config.json", 0.2, "{}_proj.{}_scale"),
     ],
 )
-def test_packed_models_score_text_as_their_rounded_weights(
+def test_prompt_logprobs_of_packed_models_match_rounded_weights(
     scheme: str, noise: float, scale_name: str, tmp_path: Path
 ) -> None:
     """Logprobs differ by less than `noise` of their spread. Static FP8 rounds inputs, too.
@@ -124,7 +124,7 @@ def test_packed_models_score_text_as_their_rounded_weights(
     ],
     ids=["FP8", "FP8 latent", "int8 but for down factors", "int8 repaired"],
 )
-def test_eight_bits_score_text_as_the_same_numbers_in_fp32(
+def test_prompt_logprobs_of_8_bit_models_match_fp32(
     scheme: str,
     shape: dict[str, Any],
     left_alone: str,
@@ -203,7 +203,7 @@ def _project_rounded(
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_a_quantized_model_with_a_smaller_cache_scores_text_as_its_numbers_in_fp32(
+def test_prompt_logprobs_of_compressed_quantized_models_match_fp32(
     scheme: str,
     quantize: Callable[..., None],
     options: dict[str, Any],
@@ -246,7 +246,7 @@ def _assert_close(actual: list[float], expected: list[float], noise: float) -> N
 
 
 @pytest.mark.slow
-def test_a_config_that_contradicts_what_is_packed_is_refused(tmp_path: Path) -> None:
+def test_config_that_contradicts_packed_weights_is_refused(tmp_path: Path) -> None:
     """int8 weights have the same names as unpacked ones, so only dtypes tell them apart."""
     write_model(tmp_path / "model", [HETEROGENEOUS[0]])
     cases = {
@@ -321,7 +321,7 @@ def _scaled_to_fp8(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, 
     ],
     ids=str,
 )
-def test_a_misaligned_model_in_fp8_scores_text_as_in_bf16(
+def test_prompt_logprobs_of_misaligned_models_in_fp8_match_bf16(
     quantized: dict[str, str], tmp_path: Path
 ) -> None:
     """Tensors are padded at load time, before vLLM quantizes them."""
@@ -364,7 +364,7 @@ GATE_B = "model.layers.3.mlp.gate_proj.B.weight"
         ),
     ],
 )
-def test_an_incomplete_packed_checkpoint_is_refused(
+def test_incomplete_packed_checkpoint_is_refused(
     packed: Path,
     tmp_path: Path,
     change: Callable[[dict[str, torch.Tensor]], object],
@@ -388,7 +388,7 @@ def test_quantized_models_that_vllms_own_loader_reads_are_refused(
         check_packed(model, layout_of(raw), {"quant_method": "fp8"})
 
 
-def test_a_complete_packed_checkpoint_is_accepted(packed: Path) -> None:
+def test_complete_packed_checkpoint_is_accepted(packed: Path) -> None:
     assert f"{DOWN}_scale" in dict(stream(ModelConfigStub(packed)))
     _check(packed)
 
@@ -434,7 +434,7 @@ def _per_head(*numbers: float) -> torch.Tensor:
         ),
     ],
 )
-def test_scales_of_the_cache_are_complete_and_finite_numbers_above_zero(
+def test_invalid_cache_scales_are_refused(
     scheme: dict[str, Any] | None,
     stored: str | None,
     change: dict[str, torch.Tensor | None],
@@ -458,7 +458,7 @@ def test_scales_of_the_cache_are_complete_and_finite_numbers_above_zero(
         check_packed(tmp_path, layout_of(raw), section)
 
 
-def test_groups_that_do_not_divide_a_rank_are_refused(tmp_path: Path) -> None:
+def test_group_size_that_does_not_divide_a_rank_is_refused(tmp_path: Path) -> None:
     """compressed-tensors gives what is left of a row a scale of its own, which vLLM cannot read."""
     write_model(tmp_path / "model", [layer(("rotary", 4, 64), (4, 64), 512, {"mlp.up_proj": 96})])
     packed = tmp_path / "packed"
@@ -481,7 +481,7 @@ def test_groups_that_do_not_divide_a_rank_are_refused(tmp_path: Path) -> None:
             _check(packed)
 
 
-def test_an_embedding_that_the_config_does_not_name_as_packed_is_refused() -> None:
+def test_packed_embedding_missing_in_the_config_is_refused() -> None:
     packed = [("embed_tokens.weight_packed", torch.zeros(4, 4, dtype=torch.int32))]
     parameters = {"embed_tokens.weight": torch.zeros(4, 32)}
     with pytest.raises(CheckpointError, match=r"embed_tokens\.weight_packed"):
@@ -497,7 +497,7 @@ def test_an_embedding_that_the_config_does_not_name_as_packed_is_refused() -> No
         ({"scheme": "attn_head", "method": "modelopt"}, "attn_head"),
     ],
 )
-def test_cache_schemes_that_no_layer_has_are_refused(
+def test_unsupported_cache_schemes_are_refused(
     changes: dict[str, str], message: str | None, packed: Path
 ) -> None:
     """In the front-end process, also for a model on the Hub."""
@@ -521,7 +521,7 @@ def test_cache_schemes_that_no_layer_has_are_refused(
 @pytest.mark.parametrize(
     ("stored", "expected"), [([1, 2, 3, 4], [3, 4]), ([1, 8, 2, 7, 3, 6, 5, 4], [6, 5])]
 )
-def test_each_gpu_gets_the_scales_of_its_heads(
+def test_each_rank_gets_the_scales_of_its_heads(
     stored: list[float], expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of several query heads of one value head, as in the second case, the largest scale counts."""

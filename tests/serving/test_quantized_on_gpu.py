@@ -61,7 +61,7 @@ BF16_NOISE, FP8_NOISE = 0.05, 0.2
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_quantized_model_needs_and_gets_the_scales_of_its_cache(
+def test_quantized_model_uses_calibrated_cache_scales(
     scheme: str, linears: str, layers: list[dict[str, Any]], by_head: bool, tmp_path: Path
 ) -> None:
     """Those of all heads, or of each in layers whose heads differ in number."""
@@ -89,7 +89,7 @@ def test_a_quantized_model_needs_and_gets_the_scales_of_its_cache(
 @pytest.mark.gpu
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(("cache", "noise"), [("auto", BF16_NOISE), ("fp8", FP8_NOISE)])
-def test_a_qwen3_with_latent_keys_answers_as_the_reference(
+def test_qwen3_with_latent_keys_matches_the_reference(
     cache: str, noise: float, eager: bool, tmp_path: Path
 ) -> None:
     write_model(tmp_path / "model", QWEN3, model_type="qwen3")

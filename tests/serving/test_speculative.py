@@ -33,7 +33,7 @@ LAYERS = [1, 6, 8]
 
 
 @pytest.mark.slow
-def test_drafts_change_no_token_and_eagle3_gets_the_hidden_states_of_any_layer_shape(
+def test_speculative_decoding_changes_no_token_and_eagle3_gets_hidden_states(
     tmp_path: Path,
 ) -> None:
     model = tmp_path / "model"

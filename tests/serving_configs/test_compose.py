@@ -14,7 +14,7 @@ DOCKERFILE = (CONFIGS / "Dockerfile").read_text()
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
-def test_images_are_of_the_versions_that_the_project_is_for() -> None:
+def test_image_versions_match_requirements() -> None:
     (base,) = re.findall(r"^FROM vllm/vllm-openai:v(.+)$", DOCKERFILE, re.M)
     (vllm,) = map(Requirement, EXTRAS["serve"])
     assert base in vllm.specifier
@@ -22,7 +22,7 @@ def test_images_are_of_the_versions_that_the_project_is_for() -> None:
     assert SERVICES["grafana"]["image"] == f"grafana/grafana:{grafana}"
 
 
-def test_what_is_mounted_and_copied_is_there() -> None:
+def test_mounted_and_copied_files_exist() -> None:
     volumes = [volume for service in SERVICES.values() for volume in service["volumes"]]
     mounted = [volume.split(":")[0] for volume in volumes if volume.startswith("./")]
     assert len(mounted) == 3
@@ -34,7 +34,7 @@ def test_what_is_mounted_and_copied_is_there() -> None:
         assert f"!{path}" in kept, path
 
 
-def test_services_find_each_other() -> None:
+def test_service_addresses_match() -> None:
     prometheus = yaml.safe_load((CONFIGS / "prometheus" / "prometheus.yml").read_text())
     assert prometheus["scrape_configs"][0]["static_configs"] == [{"targets": ["vllm:8000"]}]
     provisioning = CONFIGS / "grafana" / "provisioning"
@@ -47,7 +47,7 @@ def test_services_find_each_other() -> None:
     assert f"./grafana/dashboards:{path}:ro" in SERVICES["grafana"]["volumes"]
 
 
-def test_no_server_is_open_to_everybody() -> None:
+def test_servers_need_a_key_or_bind_to_localhost() -> None:
     assert SERVICES["vllm"]["environment"]["VLLM_API_KEY"].startswith("${VLLM_API_KEY:?")
     assert SERVICES["vllm"]["cap_drop"] == ["ALL"]
     assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", DOCKERFILE, re.M)
@@ -55,7 +55,7 @@ def test_no_server_is_open_to_everybody() -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_the_chart_serves_as_the_image_does() -> None:
+def test_helm_values_match_the_image() -> None:
     values = yaml.safe_load((CONFIGS / "production-stack.yaml").read_text())["servingEngineSpec"]
     (model,) = values["modelSpec"]
     flags = yaml.safe_load((CONFIGS / "vllm" / "one-gpu.yaml").read_text())

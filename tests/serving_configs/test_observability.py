@@ -145,14 +145,14 @@ def watched(
         yield running, records
 
 
-def test_every_line_of_the_dashboard_has_data(watched: tuple[Prometheus, list[Record]]) -> None:
+def test_every_dashboard_query_has_data(watched: tuple[Prometheus, list[Record]]) -> None:
     running, _ = watched
     # An hour back: however long the machine takes, the traffic lies in it.
     without = {line for line, expression in expressions("1h") if not running.values(expression)}
     assert without == EMPTY
 
 
-def test_every_rule_has_data_and_a_sound_server_raises_no_alert(
+def test_every_rule_has_data_and_a_healthy_server_raises_no_alert(
     watched: tuple[Prometheus, list[Record]],
 ) -> None:
     running, _ = watched
@@ -171,7 +171,7 @@ def test_every_rule_has_data_and_a_sound_server_raises_no_alert(
     assert complaints == []
 
 
-def test_two_api_servers_count_everything_once(
+def test_two_api_servers_count_requests_once(
     watched: tuple[Prometheus, list[Record]], server: Server, compressed_demo: Path
 ) -> None:
     running, records = watched

@@ -36,16 +36,16 @@ def promtool(*arguments: Path | str) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_prometheus_takes_the_configuration_with_all_rules() -> None:
+def test_prometheus_config_is_valid() -> None:
     promtool("check", "config", PROMETHEUS / "prometheus.yml")
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
-def test_the_rules_pass_their_promtool_tests(path: Path) -> None:
+def test_rules_pass_promtool_tests(path: Path) -> None:
     promtool("test", "rules", path)
 
 
-def test_every_alert_fires_in_a_promtool_test_and_says_who_must_look() -> None:
+def test_every_alert_has_a_promtool_test_and_a_severity() -> None:
     cases = [
         case
         for path in TESTS
@@ -62,7 +62,7 @@ def test_every_alert_fires_in_a_promtool_test_and_says_who_must_look() -> None:
     assert {rule["labels"]["severity"] for rule in ALERTS} == {"page", "ticket"}
 
 
-def test_recorded_series_are_read_and_those_that_are_read_are_recorded() -> None:
+def test_recorded_series_are_those_that_queries_use() -> None:
     read = "".join(rule["expr"] for rule in RECORDED + ALERTS)
     read += "".join(expression for _, expression in expressions())
     assert set(re.findall(r"(?:instance:)?model_name(?:_sli)?:[\w:]+", read)) == NAMES
@@ -78,7 +78,7 @@ def expressions(interval: str = "1m") -> Iterator[tuple[str, str]]:
             yield f"{panel['title']} / {target['legendFormat']}", expression
 
 
-def test_the_committed_dashboard_is_the_built_one(tmp_path: Path) -> None:
+def test_committed_dashboard_is_up_to_date(tmp_path: Path) -> None:
     pytest.importorskip("grafana_foundation_sdk")
     built = tmp_path / "built.json"
     script = CONFIGS / "grafana" / "build.py"
@@ -86,14 +86,14 @@ def test_the_committed_dashboard_is_the_built_one(tmp_path: Path) -> None:
     assert built.read_text() == FILE.read_text(), f"run {sys.executable} {script}"
 
 
-def test_every_expression_is_promql(tmp_path: Path) -> None:
+def test_every_query_is_valid_promql(tmp_path: Path) -> None:
     lines = [{"record": f"line:{n}", "expr": text} for n, (_, text) in enumerate(expressions())]
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": lines}]}))
     promtool("check", "rules", path)
 
 
-def test_every_query_can_be_narrowed_to_a_model_and_names_it() -> None:
+def test_every_query_filters_by_model_name() -> None:
     for panel in PANELS:
         for target in panel["targets"]:
             if "http_requests_total" in target["expr"]:

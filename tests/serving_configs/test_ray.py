@@ -171,7 +171,7 @@ def outcome(app: App, number: int, tokens: int) -> Exception | None:
     return None
 
 
-def test_concurrent_clients_are_answered_by_the_replica(app: App) -> None:
+def test_concurrent_requests_are_answered(app: App) -> None:
     before = sum(app.metric(FINISHED).values())
     expected = complete(app, [7, 300, 11], 24, stream=False)
     with ThreadPoolExecutor(12) as pool:
@@ -183,7 +183,7 @@ def test_concurrent_clients_are_answered_by_the_replica(app: App) -> None:
     assert sum(app.metric(FINISHED).values()) == before + 25
 
 
-def test_what_a_killed_engine_answered_ends_in_an_error_and_a_new_one_comes(app: App) -> None:
+def test_killed_engine_fails_its_requests_and_is_replaced(app: App) -> None:
     (old,) = app.metric(RUNNING)
     (replica,) = app.processes("ray::ServeReplica")
     group = [replica, *replica.children(recursive=True)]
@@ -200,7 +200,7 @@ def test_what_a_killed_engine_answered_ends_in_an_error_and_a_new_one_comes(app:
     assert complete(app, [5, 6], 8, stream=True)
 
 
-def test_the_end_leaves_no_process_and_no_client_waiting(app: App) -> None:
+def test_shutdown_leaves_no_process_and_no_pending_request(app: App) -> None:
     processes = app.processes()
     with ThreadPoolExecutor(8) as pool:
         flights = [pool.submit(outcome, app, n, 600) for n in range(8)]

@@ -33,7 +33,7 @@ def named(flags: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_serve_takes_every_file_as_it_stands(path: Path) -> None:
+def test_config_files_match_the_serve_schema(path: Path) -> None:
     (served,) = ServeDeploySchema.model_validate(loaded(path.name)).applications
     assert served.import_path == "serving_configs.ray.app:application"
     (deployment,) = served.deployments
@@ -41,7 +41,7 @@ def test_serve_takes_every_file_as_it_stands(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_serve_and_vllm_have_the_same_limits(path: Path) -> None:
+def test_serve_limits_match_vllm_flags(path: Path) -> None:
     (served,) = loaded(path.name)["applications"]
     (deployment,) = served["deployments"]
     flags = named(served["args"]["flags"])
@@ -63,6 +63,6 @@ def test_serve_and_vllm_have_the_same_limits(path: Path) -> None:
         ({"model": "m", "flags": "--load-format gac --port=8001"}, "--port"),
     ],
 )
-def test_wrong_arguments_are_refused_by_name(args: dict[str, Any], named: str) -> None:
+def test_invalid_arguments_are_refused(args: dict[str, Any], named: str) -> None:
     with pytest.raises(RayServeException, match=named):
         application(args)

@@ -81,7 +81,7 @@ def processes(engine: Engine) -> list[psutil.Process]:
     return [server, *server.children(recursive=True)]
 
 
-def test_a_healthy_engine_runs_and_is_heard_until_it_is_stopped(
+def test_engine_runs_and_its_output_is_forwarded_until_stopped(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     engine = asyncio.run(started())
@@ -104,13 +104,13 @@ def test_a_healthy_engine_runs_and_is_heard_until_it_is_stopped(
         ("invalid", "vllm serve ended with exit code 1: no model of this name"),
     ],
 )
-def test_an_engine_that_does_not_start_says_why_in_a_sentence(model: str, sentence: str) -> None:
+def test_failed_start_reports_its_cause(model: str, sentence: str) -> None:
     with pytest.raises(EngineStartError) as error:
         asyncio.run(started(model))
     assert str(error.value) == sentence
 
 
-def test_when_the_api_server_is_killed_its_engine_core_goes_too() -> None:
+def test_engine_core_stops_when_the_api_server_is_killed() -> None:
     engine = asyncio.run(started())
     group = processes(engine)
     group[0].kill()
@@ -119,7 +119,7 @@ def test_when_the_api_server_is_killed_its_engine_core_goes_too() -> None:
     wait_until_gone(group)
 
 
-def test_one_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving_configs.ray.engine.STOP_SECONDS", 0.3)
     engine = asyncio.run(started("m", "--deaf"))
     group = processes(engine)
@@ -128,7 +128,7 @@ def test_one_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_when_the_replica_is_killed_its_engine_ends(tmp_path: Path, how: signal.Signals) -> None:
+def test_engine_stops_when_its_replica_is_killed(tmp_path: Path, how: signal.Signals) -> None:
     replica = textwrap.dedent(
         """
         import sys, time

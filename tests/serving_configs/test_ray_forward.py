@@ -124,7 +124,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     thread.join(PATIENCE)
 
 
-def test_a_request_arrives_as_it_was_sent(place: Place) -> None:
+def test_requests_are_forwarded_unchanged(place: Place) -> None:
     body = json.dumps({"prompt": "é"}).encode()
     headers = {"Authorization": "Bearer key", "Content-Type": "application/json"}
     with place.ask("/v1/a%20b?x=%2F&y=1", "POST", body, **headers):
@@ -135,7 +135,7 @@ def test_a_request_arrives_as_it_was_sent(place: Place) -> None:
     assert "User-Agent" not in seen  # nothing is added
 
 
-def test_an_answer_arrives_as_it_was_given(place: Place) -> None:
+def test_responses_are_forwarded_unchanged(place: Place) -> None:
     with place.ask("/v1/none") as answer:
         assert answer.status == 418
         assert answer.headers["X-Kept"] == "1"
@@ -145,19 +145,19 @@ def test_an_answer_arrives_as_it_was_given(place: Place) -> None:
         assert answer.read() == b"\x1f\x8b no gzip"
 
 
-def test_every_method_is_passed_on(place: Place) -> None:
+def test_every_method_is_forwarded(place: Place) -> None:
     for method in METHODS:
         with place.ask("/x", method) as answer:
             assert answer.status == 418
     assert [request[0] for request in place.vllm.requests] == METHODS
 
 
-def test_a_redirect_is_the_clients_to_follow(place: Place) -> None:
+def test_redirects_are_not_followed(place: Place) -> None:
     with place.ask("/moved") as answer:
         assert (answer.status, answer.headers["Location"]) == (307, "/elsewhere")
 
 
-def test_a_part_arrives_before_the_next_is_there(place: Place) -> None:
+def test_stream_chunks_are_forwarded_immediately(place: Place) -> None:
     with place.ask("/stream") as answer:
         assert answer.headers.get_all("Set-Cookie") == ["a=1", "b=2"]
         assert answer.readline() == b"data: 1\n"
@@ -165,20 +165,20 @@ def test_a_part_arrives_before_the_next_is_there(place: Place) -> None:
         assert answer.read() == b"\ndata: 2\n\n"
 
 
-def test_when_the_client_leaves_vllm_is_told(place: Place) -> None:
+def test_client_disconnect_is_forwarded(place: Place) -> None:
     with place.ask("/stream") as answer:
         answer.readline()
     assert place.vllm.left.wait(PATIENCE)
 
 
-def test_an_engine_that_dies_before_it_answers_is_a_503(place: Place) -> None:
+def test_engine_death_before_the_response_gives_503(place: Place) -> None:
     with place.ask("/dies") as answer:
         error: dict[str, Any] = json.loads(answer.read())["error"]
         assert (answer.status, error["code"]) == (503, 503)
         assert "try again" in error["message"]
 
 
-def test_an_engine_that_dies_in_an_answer_breaks_it_off(place: Place) -> None:
+def test_engine_death_during_a_stream_aborts_it(place: Place) -> None:
     with place.ask("/stream?then=die") as answer:
         answer.readline()
         place.vllm.go_on.set()

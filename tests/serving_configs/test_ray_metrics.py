@@ -30,7 +30,7 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-def test_samples_keep_their_values_and_get_their_replica() -> None:
+def test_samples_keep_values_and_get_a_replica_label() -> None:
     pages = {"one": page(3), "two": page(5)}
     expected = {
         (name, tuple(sorted((*labels, ("replica", replica))))): value
@@ -41,7 +41,7 @@ def test_samples_keep_their_values_and_get_their_replica() -> None:
     assert len(expected) == 2 * len(samples(page(3)))
 
 
-def test_each_metric_stands_together_under_one_header() -> None:
+def test_each_metric_has_one_header() -> None:
     """Also one that the first replica has not."""
     text = merged({"one": page(3, latency=False), "two": page(5), "three": page(1)})
     headers = [line for line in text.splitlines() if line.startswith("# TYPE")]
@@ -52,7 +52,7 @@ def test_each_metric_stands_together_under_one_header() -> None:
     assert 'latency_seconds_count{replica="two"} 1.0' in text
 
 
-def test_of_a_replica_that_says_nothing_there_is_nothing() -> None:
+def test_empty_page_of_a_replica_adds_nothing() -> None:
     two = page(5)
     assert merged({"one": "", "two": two}) == merged({"two": two})
     assert merged({}) == ""

@@ -40,7 +40,7 @@ def parsed() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_vllm_takes_every_flag_as_it_stands(path: Path, parsed: dict[str, dict[str, Any]]) -> None:
+def test_vllm_parses_every_flag(path: Path, parsed: dict[str, dict[str, Any]]) -> None:
     options = parsed[path.stem]
     for flag, value in yaml.safe_load(path.read_text()).items():
         name, *field = flag.replace("-", "_").split(".")

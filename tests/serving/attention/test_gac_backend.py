@@ -119,7 +119,7 @@ ARGUMENTS = (32, 128, 0.1, 8, None, None, "auto")
 
 
 @pytest.mark.slow
-def test_the_backend_decodes_as_plain_torch_in_tritons_interpreter() -> None:
+def test_gac_backend_matches_torch_in_tritons_interpreter() -> None:
     calls = [("auto", None, 0), ("fp8", None, 0), ("fp8", 17, 0), ("fp8", None, 1)]
     run_interpreted(check_decoding, calls)
 
@@ -144,7 +144,7 @@ def test_without_a_profile_a_gpu_gets_defaults_or_the_requested_kernels() -> Non
 
 
 @pytest.mark.usefixtures("gpu")
-def test_the_loaders_profile_decides(tmp_path: Path) -> None:
+def test_profile_option_selects_kernels(tmp_path: Path) -> None:
     times = [
         _entry(PrefillPlan(96, 64), kernel, "fresh", time)
         for kernel, time in (("FA3", 200.0), ("FA4", 250.0))
@@ -182,7 +182,7 @@ def test_a_layer_without_geometry_has_the_heads_that_vllm_says(
     assert checked == [config]
 
 
-def test_rows_of_unequal_halves_are_refused() -> None:
+def test_unequal_head_sizes_are_refused() -> None:
     impl = SimpleNamespace(geometry=EQUAL)
     attention: Any = SimpleNamespace(impl=impl, head_size=128, head_size_v=128)
     gpu_backend._check_sizes("model.layers.3", attention)
@@ -211,7 +211,7 @@ def test_rows_of_unequal_halves_are_refused() -> None:
         ({"use_pcp": True}, ["PCP not supported"]),
     ],
 )
-def test_vllm_is_told_what_the_backend_supports(change: dict[str, Any], reasons: list[str]) -> None:
+def test_backend_reports_unsupported_options(change: dict[str, Any], reasons: list[str]) -> None:
     register()
     backend = AttentionBackendEnum["GAC"].get_class()
     requested: dict[str, Any] = {

@@ -123,7 +123,7 @@ def test_runs_hold_every_sequence_once_and_no_more_than_they_may(
 
 
 @given(CONTEXTS, st.integers(1, 900))
-def test_parts_make_up_the_batch(chunks: list[tuple[int, int]], max_tokens: int) -> None:
+def test_batch_parts_cover_the_batch(chunks: list[tuple[int, int]], max_tokens: int) -> None:
     """Each token, context and page is in one part, in order; each part is a valid batch."""
     queries, past = map(torch.tensor, zip(*chunks, strict=True))
     starts, lengths = torch.tensor([0, *queries.tolist()]).cumsum(0), queries + past
@@ -220,7 +220,7 @@ def test_kernels_that_read_pages_gather_nothing() -> None:
         ([(100, 0)] * 4, False, "FA4", False),
     ],
 )
-def test_few_tokens_after_a_long_past_read_pages(
+def test_short_extensions_read_pages_in_place(
     chunks: list[tuple[int, int]], quantized: bool, kernel: str, pages: bool
 ) -> None:
     calls, _ = run(layer_of(ROTARY, "FA4", in_place="FA3"), chunks, 1 << 17, quantized)
@@ -246,9 +246,7 @@ def impl(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("measured", [True, False])
-def test_the_run_that_vllm_measures_allocates_what_prefill_may_need(
-    impl: Any, measured: bool
-) -> None:
+def test_profile_run_allocates_prefill_memory(impl: Any, measured: bool) -> None:
     """The measured run has no cache. Later dummy runs have one, and allocate nothing."""
     query, output = torch.empty(2, 1000, 32, 128, dtype=torch.bfloat16, device="meta")
     cache = torch.empty(0 if measured else 9)

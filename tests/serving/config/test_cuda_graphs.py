@@ -58,12 +58,12 @@ def test_a_model_is_captured_in_the_users_sizes_or_ours_and_not_compiled(
 
 
 @pytest.mark.parametrize("config", [requested(mode=3), requested(eager=True), requested(level=0)])
-def test_the_users_mode_is_kept(config: Any) -> None:
+def test_user_compilation_mode_is_kept(config: Any) -> None:
     cuda_graphs.choose_cuda_graphs(config)
     assert SWITCH not in os.environ
 
 
-def test_a_switch_that_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_switch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")
     cuda_graphs.choose_cuda_graphs(requested())
     assert os.environ[SWITCH] == "0"
@@ -84,7 +84,7 @@ def test_an_engine_started_later_decides_anew() -> None:
     assert os.environ[SWITCH] == "0"
 
 
-def test_a_cpu_has_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cuda_graphs_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "current_platform", SimpleNamespace(is_cuda=lambda: False))
     cuda_graphs.choose_cuda_graphs(requested())
     assert SWITCH not in os.environ

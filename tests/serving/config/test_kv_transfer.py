@@ -122,7 +122,7 @@ def test_connectors_that_were_seen_to_work_are_allowed(allowed: Any) -> None:
         (config(None, "native"), "VLLM_USE_SIMPLE_KV_OFFLOAD", "SimpleCPUOffloadConnector"),
     ],
 )
-def test_others_are_refused_with_layer_and_alternative(
+def test_unsupported_connectors_are_refused_with_an_alternative(
     refused: Any, env: str | None, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if env is not None:

@@ -155,7 +155,7 @@ def test_the_window_that_vllm_honours_is_served(
         ("llama", {"hidden_act": "gelu"}, "hidden_act"),
     ],
 )
-def test_a_window_or_activation_that_vllm_would_ignore_is_refused(
+def test_overrides_that_vllm_ignores_are_refused(
     model: str, overrides: dict[str, Any], named: str, models: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=f"^--hf-overrides: .*{named}"):

@@ -88,7 +88,7 @@ def configured(
         *(({}, "minimal", tp) for tp in (1, 2, 4, 8)),
     ],
 )
-def test_the_config_carries_the_stored_and_the_served_layout_and_the_loader_sends_the_served_one(
+def test_config_carries_both_layouts_and_loader_streams_the_served_one(
     model: Path, options: dict[str, Any], strategy: Any, tp: int
 ) -> None:
     stored = open_checkpoint(model).layout
@@ -137,7 +137,7 @@ def test_dims_of_packed_tensors_and_of_weights_from_a_trainer_are_not_padded(mod
     assert config.served == config.stored
 
 
-def test_a_stage_reads_its_layers_only(model: Path) -> None:
+def test_pipeline_stage_reads_its_layers_only(model: Path) -> None:
     """The layers of other stages hold NaN, which those stages would report."""
     others = ("model.layers.0.mlp.", "model.layers.2.mlp.", "model.norm", "lm_head")
 

@@ -50,7 +50,7 @@ def broken(name: str) -> torch.Tensor:
     return read(name)
 
 
-def test_an_error_or_stopping_early_leaves_no_thread_behind() -> None:
+def test_errors_and_early_stops_leave_no_thread() -> None:
     before = threading.active_count()
     with pytest.raises(CheckpointError, match="7 is broken"):
         list(read_in_parallel(broken, map(str, range(1000)), 4))
