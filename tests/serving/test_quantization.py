@@ -393,6 +393,14 @@ def test_complete_packed_checkpoint_is_accepted(packed: Path) -> None:
     _check(packed)
 
 
+def test_packed_tensors_under_the_older_key_are_refused(packed: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(packed, tmp_path / "model")
+    raw = (model / "config.json").read_text()
+    (model / "config.json").write_text(raw.replace("quantization_config", "compression_config"))
+    with pytest.raises(CheckpointError, match="compression_config"):
+        dict(stream(ModelConfigStub(model)))
+
+
 def _check(model: Path) -> None:
     raw = json.loads((model / "config.json").read_text())
     check_packed(model, layout_of(raw), raw["quantization_config"])

@@ -353,7 +353,7 @@ def _header_faults(checkpoint: Checkpoint) -> Iterator[str]:
             allowed, shapes = ("F32",), [shape, (1, *shape[1:])]
         elif common is not None:  # norms and biases may be F32
             is_matrix = len(info.shape) > 1 and not name.endswith("norm.weight")
-            allowed = (common,) if is_matrix else (common, "F32")
+            allowed = (common,) if is_matrix or common == "F32" else (common, "F32")
         if info.shape not in shapes:
             shape_read = sanitize(list(info.shape))
             yield f"{directory / info.file}: {name}: shape {shape_read}, expected {list(shape)}"

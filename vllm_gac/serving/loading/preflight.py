@@ -48,9 +48,9 @@ def preflight(directory: Path, config: GacConfig) -> Checkpoint | None:
     stored = without_fused(directory, config.model_type, layout, headers) if is_dense else headers
     # The served config counts, not the file: --hf-overrides may have changed it.
     checkpoint = Checkpoint(directory, config.original, config.checked, layout, stored)
+    if checkpoint.unread is None and checkpoint.quantization is not None:
+        # By the older key vLLM would pack linear layers, too, and our loader would not.
+        refuse_faulty(directory, ["config.json: compression_config: name it quantization_config"])
     advice = "; 'vllm-gac import' reads what other tools wrote" if is_dense else ""
     refuse_faulty(directory, faults(checkpoint), advice)
-    if checkpoint.quantization is not None:
-        # vLLM would pack linear layers by this key, too, and our loader would not.
-        refuse_faulty(directory, ["config.json: compression_config: name it quantization_config"])
     return checkpoint
