@@ -43,7 +43,8 @@ HEALING = "healing.safetensors"
 _ROWS = ("rows.jsonl", "rows.json")
 _TEMPORARIES = (f"{TEMPORARY}*",)  # of writers that were killed
 _EMPTY = (_LOCK, *_TEMPORARIES)
-_OURS = (_RECORD, _MODEL, *_MEASURED, *_TRIED, HEALING, *_ROWS, *_EMPTY)
+_WORK = (_MODEL, *_MEASURED, *_TRIED, HEALING, *_ROWS, *_EMPTY)
+_OURS = (_RECORD, *_WORK)
 
 
 def check_output(out: Path, resume: bool = False, inputs: Iterable[Path] = ()) -> None:
@@ -224,7 +225,7 @@ def _refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
 
 def _remove(directory: Path) -> None:
     """Remove a workspace, except files that no run writes."""
-    _remove_all(directory, (_MODEL, *_MEASURED, *_TRIED, HEALING, *_ROWS, *_EMPTY))
+    _remove_all(directory, _WORK)
     (directory / _RECORD).unlink(missing_ok=True)  # last, because it marks the rest as ours
     _remove_empty(directory)
 

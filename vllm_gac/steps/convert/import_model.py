@@ -108,7 +108,8 @@ def import_model(
     with output.run(_record(model, base, stored)) as run:
         if not run.finished:
             _write_shards(model, stored, run.model, progress)
-            _write_auxiliary_files(model, stored, beside, run.model)
+            card = imported_card(model, model.format, _files(model), stored)
+            write_files(beside, run.model, _config(model, stored), card)
         return Conversion(model.format, model.layout, stored, _has_tokenizer(run.model))
 
 
@@ -164,14 +165,6 @@ def _cast(model: Imported, name: str, tensor: torch.Tensor, dtype: WeightDtype) 
         where = f"{model.directory / model.tensors[originals[0]].file}: {' and '.join(originals)}"
         raise CheckpointError(f"{where}: too large for {dtype}; give another --dtype")
     return stored
-
-
-def _write_auxiliary_files(
-    model: Imported, dtype: WeightDtype, beside: Path, directory: Path
-) -> None:
-    """Write the tokenizer and other auxiliary files, the config and the model card."""
-    card = imported_card(model, model.format, _files(model), dtype)
-    write_files(beside, directory, _config(model, dtype), card)
 
 
 def _config(model: Imported, dtype: WeightDtype) -> dict[str, Any]:
