@@ -270,28 +270,6 @@ def chunk(text: str, finish: str | None = None) -> bytes:
     return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
 
 
-@pytest.mark.parametrize(("finish", "known"), [("length", True), ("stop", False)])
-def test_without_the_servers_count_a_whole_answer_is_as_long_as_asked(
-    finish: str, known: bool
-) -> None:
-    # Two tokens an event, five were asked for.
-    record = answered_with(STREAM, chunk("a b"), chunk("c d"), chunk("e", finish), DONE)
-    assert record.error is None
-    assert len(record.tokens) == 3
-    assert record.output_tokens == (5 if known else 3)
-    span = record.tokens[-1] - record.tokens[0]
-    assert record.tpot == (
-        pytest.approx(span / 4) if known else pytest.approx(math.nan, nan_ok=True)
-    )
-
-
-def test_chunks_that_come_twice_count_once_in_tpot() -> None:
-    usage = b'data: {"choices":[],"usage":{"prompt_tokens":20,"completion_tokens":5}}\n\n'
-    record = answered_with(STREAM, *[TOKEN * 2] * 4, chunk("a", "length") * 2, usage, DONE)
-    assert (len(record.tokens), record.output_tokens) == (10, 5)
-    assert record.tpot == pytest.approx((record.tokens[-1] - record.tokens[0]) / 4)
-
-
 @pytest.mark.parametrize("key", ["sk-secret\n", "sk secret\r\nX: y", "", " ", "\u00e9"])
 def test_a_key_that_no_header_may_have_is_refused_and_not_shown(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

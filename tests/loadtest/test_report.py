@@ -159,13 +159,6 @@ def test_one_invalid_run_of_many_is_told_and_left_out(tmp_path: Path) -> None:
     ]
 
 
-def test_completions_and_chat_of_one_server_do_not_pool(tmp_path: Path) -> None:
-    runs = [load_run(write_run(tmp_path / f"{n}", seed=n)) for n in range(2)]
-    runs[1].info["endpoint"] = "chat"
-    with pytest.raises(LoadTestError, match=str(runs[0].directory)):
-        build_report(runs, ReportOptions())
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -8,8 +8,6 @@ import pytest
 from loadtest.errors import LoadTestError
 from loadtest.traffic.schedule import (
     PromptRules,
-    Schedule,
-    ScheduledRequest,
     fingerprint,
     read_schedule,
     write_schedule,
@@ -76,14 +74,6 @@ def test_a_trace_in_milliseconds_since_1970_is_understood(tmp_path: Path) -> Non
     # So does the copy in a run's directory, which is read again.
     write_schedule(schedule, tmp_path / "own.jsonl")
     assert read_schedule(tmp_path / "own.jsonl").requests == schedule.requests
-
-
-def test_a_schedule_of_our_own_keeps_its_time(tmp_path: Path) -> None:
-    requests = (ScheduledRequest(timestamp=700, input_length=5, output_length=2),)
-    for traffic in ({}, LENGTHS | {"scenario": SCENARIO}):  # {}: of a staircase
-        write_schedule(Schedule(requests, PromptRules(), traffic), tmp_path / "own.jsonl")
-        again = read_schedule(tmp_path / "own.jsonl")
-        assert (again.requests, again.notes) == (requests, ())
 
 
 def test_other_blocks_have_a_way_out(tmp_path: Path) -> None:

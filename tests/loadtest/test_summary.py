@@ -69,6 +69,9 @@ def test_tokens_that_nobody_counted_are_as_many_an_event_as_others(tmp_path: Pat
         record.tokens = record.tokens[3::4]
         record.completion_tokens = None
         record.finish_reason = "length" if number % 2 else "stop"
+    stopped, whole = run.records[:2]
+    assert math.isnan(stopped.tpot)
+    assert whole.tpot == pytest.approx((whole.tokens[-1] - whole.tokens[0]) / 7)
     after = summarize(group_runs([run])[0])
     assert after.tokens_per_event == 4
     assert after.output_tokens_per_second.value == pytest.approx(
@@ -103,8 +106,10 @@ def test_repeats_of_other_schedules_pool_and_other_scenarios_do_not(tmp_path: Pa
     assert len(set(group.schedules)) == 3
     assert group.blocks == 3 * 6
     runs[1].schedule.traffic["scenario"]["lengths"] = {"input": 5, "output": 8}
-    with pytest.raises(LoadTestError, match=str(runs[0].directory)):
-        group_runs(runs)
+    runs[2].info["endpoint"] = "chat"
+    for other in runs[1:]:
+        with pytest.raises(LoadTestError, match=str(runs[0].directory)):
+            group_runs([runs[0], other])
 
 
 def test_repeats_of_other_lengths_pool_into_blocks_of_about_one_length(tmp_path: Path) -> None:
