@@ -102,9 +102,9 @@ def head_gradients(
         for start, some in enumerate(states[:-1].split(ROWS)):
             leaf = some.to(model.device).requires_grad_()
             normed = last_norm(model, norm, leaf)
-            logits = linear(normed.detach(), unembedding)
-            by_normed = logits.softmax(-1) @ unembedding
-            for draw, following in enumerate(_drawn(logits, draws, generator)):
+            shares = linear(normed.detach(), unembedding).softmax(-1)
+            by_normed = shares @ unembedding
+            for draw, following in enumerate(_drawn(shares, draws, generator)):
                 (gradient,) = torch.autograd.grad(
                     normed, leaf, by_normed - unembedding[following], retain_graph=True
                 )
@@ -112,9 +112,9 @@ def head_gradients(
     return gradients
 
 
-def _drawn(logits: torch.Tensor, draws: int, generator: torch.Generator) -> torch.Tensor:
-    """Tokens [draws, rows] for the rows of `logits` [rows, vocab]; the same on every device."""
-    points = torch.rand(len(logits), draws, generator=generator, dtype=torch.float64)
-    sums = logits.double().softmax(-1).cumsum_(-1)
-    drawn = torch.searchsorted(sums, points.to(logits.device) * sums[:, -1:])
-    return drawn.T.clamp_max(logits.shape[1] - 1)
+def _drawn(shares: torch.Tensor, draws: int, generator: torch.Generator) -> torch.Tensor:
+    """Tokens [draws, rows] by their `shares` [rows, vocab]; the same on every device."""
+    points = torch.rand(len(shares), draws, generator=generator, dtype=torch.float64)
+    sums = shares.cumsum(-1, dtype=torch.float64)
+    drawn = torch.searchsorted(sums, points.to(shares.device) * sums[:, -1:])
+    return drawn.T.clamp_max(shares.shape[1] - 1)

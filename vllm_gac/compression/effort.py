@@ -39,7 +39,7 @@ class Work:
         """Most bytes on the device: one layer, a smaller one, its covariances, and an inverse or
         what autograd keeps of a batch.
 
-        Or the unembedding, and the logits of some tokens with their shares in fp64.
+        Or the unembedding, and the logits of some tokens, with their shares and fp64 sums of these.
         """
         layout, covariances = self.layout, self.measured.covariance_sizes(self.layout)
         squares = (*covariances, *self._metrics)
@@ -47,7 +47,7 @@ class Work:
         statistics = 8 * sum(n * n for n in squares) + largest
         probed = (DRAWS + 2) * self._gradients // DRAWS // len(layout.layers)
         layer = 8 * _parameters(layout) + statistics + probed
-        head = layout.vocab_size * (4 * layout.hidden_size + 24 * ROWS)
+        head = layout.vocab_size * (4 * layout.hidden_size + 16 * ROWS)
         return max(layer, head if self.measured.probe_tokens or self._metrics else 0)
 
     @property
