@@ -214,3 +214,14 @@ def test_messages_need_a_template(model: Path, tmp_path: Path) -> None:
     path = lines(tmp_path, {"messages": CHAT})
     with pytest.raises(CheckpointError, match=rf"{path}:1: .*{model}"):
         texts(model, path)
+
+
+def test_a_template_that_never_ends_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_gac.texts.tokenizer._SECONDS", 0.1)
+    often = "{% for i in range(99999) %}"
+    with_template(model, 4 * often + 4 * "{% endfor %}")
+    path = lines(tmp_path, {"messages": CHAT})
+    with pytest.raises(CheckpointError, match=rf"{path}:1: .* 0\.1 s"):
+        texts(model, path)

@@ -7,7 +7,10 @@ tokenizer.json. Then their tokens may be others than those that the model was tr
 import functools
 import logging
 import os
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,8 @@ _SAMPLE = (
 _UNUSABLE = "not a usable tokenizer"
 # A user's words, to see what a chat template makes of them.
 _WORDS = "vllmgacwords"
+# Of this process's time, which a chat template may take for a conversation: it can loop forever.
+_SECONDS = 30.0
 
 
 class ModelTokenizer:
@@ -136,8 +141,8 @@ class ModelTokenizer:
             asks: Whether the text ends where the model's answer begins.
 
         Raises:
-            CheckpointError: There is no template, it refuses the conversation, or it would print
-                a list, an object or null as Python writes them.
+            CheckpointError: There is no template, it refuses the conversation, takes longer than
+                any should, or would print a list, an object or null as Python writes them.
         """
         if not self.has_template:
             raise CheckpointError(
@@ -162,14 +167,37 @@ class ModelTokenizer:
         return text
 
     def _rendered(self, messages: list[Any], tools: Any, asks: bool) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                messages,
-                tools=_unprintable(tools) if tools else None,
-                tokenize=False,
-                add_generation_prompt=asks,
+        with _bounded_time():
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages,
+                    tools=_unprintable(tools) if tools else None,
+                    tokenize=False,
+                    add_generation_prompt=asks,
+                )
             )
-        )
+
+
+@contextmanager
+def _bounded_time() -> Iterator[None]:
+    """Raise TimeoutError after `_SECONDS` in user mode, also in the middle of a loop.
+
+    Only the main thread, where every verb renders, can be interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"takes more than {_SECONDS:g} s of processor time")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def has_template(model: Path) -> bool:
