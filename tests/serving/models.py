@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from tests.support.dense_models import SCALED
 from vllm_gac import demo
 from vllm_gac.layout.dims import ModelLayout, layout_of
 
@@ -44,6 +45,11 @@ HETEROGENEOUS = [
     layer(("rotary", 2, 32), (2, 32), 128, query_heads=4),  # pruned heads
     layer(("rotary", 4, 58), (2, 35), 250, {"mlp.up_proj": 37}),  # misaligned: padded by default
 ]
+# A model whose queries are scaled by their position.
+MINISTRAL: dict[str, Any] = {
+    "model_type": "ministral3",
+    "rope_parameters": {"rope_theta": 10000.0, **SCALED},
+}
 # Sizes that vLLM's CPU kernel for four bits takes, and groups of 32 divide.
 ALIGNED = [
     layer(("rotary", 4, 64), (4, 64), 512),

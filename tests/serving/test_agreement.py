@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving.agreement import CHUNKED, assert_agrees_with_reference
-from tests.serving.models import HETEROGENEOUS, layer, write_model
+from tests.serving.models import HETEROGENEOUS, MINISTRAL, layer, write_model
 from tests.serving.server import serve
 from vllm_gac.alignment.rules import padded_layout
 
@@ -20,7 +20,7 @@ LOW_RANK |= {f"mlp.{name}_proj": rank for name, rank in (("gate", 104), ("up", 8
 
 
 def test_every_layer_shape_agrees_with_the_reference(tmp_path: Path) -> None:
-    layout = write_model(tmp_path / "model", HETEROGENEOUS)
+    layout = write_model(tmp_path / "model", HETEROGENEOUS, **MINISTRAL)
     with serve(tmp_path / "model", tmp_path / "log", "--load-format", "gac", *CHUNKED) as server:
         assert_agrees_with_reference(server, tmp_path / "model")
         info = next(x for x in server.metrics().splitlines() if "cache_config_info{" in x)

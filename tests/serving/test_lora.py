@@ -30,7 +30,7 @@ from tests.serving.engines import (
     outputs,
     served,
 )
-from tests.serving.models import HETEROGENEOUS, layout_with, write_model
+from tests.serving.models import HETEROGENEOUS, MINISTRAL, layout_with, write_model
 from tests.serving.quantized import is_linear
 from tests.serving.server import serve
 from vllm_gac.alignment.rules import padded_layout
@@ -76,7 +76,7 @@ def test_lora_for_every_layer_shape_matches_the_merged_model(
 def test_fully_sharded_lora_matches_the_merged_model(tmp_path: Path) -> None:
     """vLLM has no class that shards adapters of unequal heads in one GEMM."""
     model, adapter, merged = (tmp_path / name for name in ("model", "adapter", "merged"))
-    write_model(model, HETEROGENEOUS[:4])
+    write_model(model, HETEROGENEOUS[:4], **MINISTRAL)
     write_adapter(model, adapter, merged)
     expected, *_ = in_engine_process(served, str(merged))
     assert_same(
