@@ -78,6 +78,7 @@ FAMILIES: list[dict[str, Any]] = [
     {"model_type": "mistral", "sliding_window": 5},
     {"model_type": "ministral3"},
     {"model_type": "qwen2"},
+    {"model_type": "seed_oss"},
     {"model_type": "qwen3"},
     {"model_type": "qwen3_moe"},
     {"model_type": "phi3"},
@@ -144,13 +145,14 @@ def models(draw: st.DrawFn) -> RandomModel:
     # A Phi-4 has default RoPE.
     other_ropes = [] if family["model_type"] == "phi3" else [LINEAR_ROPE, LLAMA3_ROPE]
     scaled = {**SCALED, "original_max_position_embeddings": 4}
-    biased = draw(st.booleans())
+    of_family = known.FAMILIES[family["model_type"]].qkv_bias
+    biased = draw(st.booleans()) if of_family is None else of_family
     raw = gac_config(
         [draw(layers(head_dim, family)) for _ in range(LAYERS)],
         head_dim,
         rope_parameters=draw(st.sampled_from([DEFAULT_ROPE, *other_ropes]))
         | (scaled if family["model_type"] == "ministral3" else {}),
-        attention_bias=biased and known.FAMILIES[family["model_type"]].qkv_bias is not False,
+        attention_bias=biased,
         mlp_bias=draw(st.booleans()),
         tie_word_embeddings=draw(st.booleans()),
         **family,

@@ -69,6 +69,7 @@ MODELS = {
         "rope_parameters": YARN_ROPE | SCALED | {"mscale": 1.0, "mscale_all_dim": 1.0},
         "sliding_window": 24,
     },
+    "seed_oss, biased MLPs": {"model_type": "seed_oss", "mlp_bias": True},
     "phi3": {"model_type": "phi3"},
     "phi3, tied, window, mha": {
         "model_type": "phi3",

@@ -22,7 +22,9 @@ from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.schema import HfConfig, validate
 
 VLLM = Path(vllm.__file__).parent
-MODULES = {_TEXT_GENERATION_MODELS[family.architecture][0] for family in FAMILIES.values()}
+# All but Seed-OSS, which vLLM serves by transformers' class.
+_OWN = FAMILIES.keys() - {"seed_oss"}
+MODULES = {_TEXT_GENERATION_MODELS[FAMILIES[name].architecture][0] for name in _OWN}
 SOURCES = (
     *(f"model_executor/models/{module}.py" for module in sorted(MODULES)),
     "model_executor/models/adapters.py",
@@ -309,6 +311,8 @@ SAID = {"beta": 0.5, "original_max_position_embeddings": 16}  # as vLLM spells i
         (PHI3 | {"attention_bias": True}, "attention_bias"),
         ({"rope_parameters": SCALED}, "llama_4_scaling_beta"),
         ({"llama_4_scaling": SAID}, "llama_4_scaling_beta"),
+        ({"model_type": "seed_oss", "attention_out_bias": True}, "attention_out_bias"),
+        ({"model_type": "seed_oss", "attention_bias": False}, "attention_bias"),
         (MINISTRAL | {"rope_parameters": None}, "llama_4_scaling_beta"),
         (MINISTRAL | {"llama_4_scaling": SAID | {"beta": 1}}, "llama_4_scaling_beta"),
         (MINISTRAL | {"llama_4_scaling": True}, "llama_4_scaling"),

@@ -42,6 +42,7 @@ FAMILY: dict[str, dict[str, Any]] = {
         "sliding_window": 48,
         "max_window_layers": 0,
     },
+    "seed_oss": {"head_dim": 32},
     "qwen3": {"head_dim": 64},  # not hidden_size / num_attention_heads
     "qwen3_moe": {"head_dim": 64},
     "phi3": {"head_dim": 32, "pad_token_id": None},

@@ -77,8 +77,8 @@ def pointer_as(name: str) -> Callable[[Path], Path]:
 UNSUPPORTED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "Qwen2.5-VL": (
         family(model_type="qwen2_5_vl", vision_config={"depth": 32}),
-        "model_type qwen2_5_vl is not supported yet; Llama, Mistral, Ministral 3, Qwen2, Qwen3, "
-        "Qwen3-MoE and Phi-4 are. To serve such a model as it is, leave vllm-gac",
+        "model_type qwen2_5_vl is not supported yet; Llama, Mistral, Ministral 3, Qwen2, Seed-OSS, "
+        "Qwen3, Qwen3-MoE and Phi-4 are. To serve such a model as it is, leave vllm-gac",
     ),
     "Gemma": (
         family(model_type="gemma3_text", rope_parameters={"full_attention": {}}),

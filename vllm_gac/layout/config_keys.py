@@ -112,6 +112,12 @@ def _refuse_of_family(config: Mapping[str, Any], family: Family) -> None:
             "attention_bias: is true, with which transformers and vLLM give different linears a "
             f"bias; {family.name} models without biases are served"
         )
+    for key, value in family.only.items():
+        if config.get(key, value) is not value:
+            raise ValueError(
+                f"{key}: is {str(config[key])[:60]}; a {family.name} with {str(value).lower()} is "
+                "served, as all that were released have"
+            )
     if family.has_experts:
         _refuse_other_layers(config)
     if family.reads_use_sliding_window:

@@ -29,6 +29,7 @@ class Family:
         only_default_rope: Whether transformers takes no type of RoPE but the default one and
             LongRoPE, which it also reads where config.json says yarn.
         needs_rope_theta: Whether engines differ in the base of RoPE where config.json lacks it.
+        only: Keys with the one value that is served.
         defaults: What transformers fills in where config.json lacks a key. null stays null.
     """
 
@@ -43,6 +44,7 @@ class Family:
     fused: bool = False
     only_default_rope: bool = False
     needs_rope_theta: bool = False
+    only: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -85,6 +87,18 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             reads_use_sliding_window=True,
             needs_rope_theta=True,
             defaults=_QWEN_DEFAULTS,
+        ),
+        "seed_oss": Family(
+            "Seed-OSS",
+            "SeedOssForCausalLM",
+            qkv_bias=True,
+            reads_mlp_bias=True,
+            only={"attention_bias": True, "attention_out_bias": False},
+            defaults={
+                "max_position_embeddings": 524288,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+            },
         ),
         "qwen3": Family(
             "Qwen3",
