@@ -34,7 +34,7 @@ def test_every_dim_is_the_next_allowed_one(model: RandomModel, strategy: Any, tp
 
 
 @given(models(), strategies)
-def test_what_comes_out_can_be_written_and_read(model: RandomModel, strategy: Any) -> None:
+def test_a_padded_layout_is_read_as_written(model: RandomModel, strategy: Any) -> None:
     after = padded_layout(model.layout, strategy)
     assert layout_of(model.raw | {"gac": after.section()}) == after
 

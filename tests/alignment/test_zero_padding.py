@@ -50,7 +50,7 @@ def test_dtypes_are_kept(dtype: torch.dtype, model: RandomModel) -> None:
 
 @settings(max_examples=5)
 @given(models())
-def test_what_is_not_part_of_the_model_is_passed_on(model: RandomModel) -> None:
+def test_unknown_tensors_are_passed_on(model: RandomModel) -> None:
     extra = "model.layers.0.self_attn.rotary_emb.inv_freq"
     stream = [*model.weights.items(), (extra, torch.ones(3))]
     padded = padded_layout(model.layout, "measured")

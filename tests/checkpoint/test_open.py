@@ -163,7 +163,7 @@ def test_another_name_prefix_is_one_fault(prefixed: Callable[[str], str], tmp_pa
     assert prefixed("model.embed_tokens.weight") in said
 
 
-def test_a_head_that_is_missing_or_not_the_embedding_is_told(tmp_path: Path) -> None:
+def test_a_missing_or_untied_head_is_refused(tmp_path: Path) -> None:
     head = "lm_head.weight"
     write_model(tmp_path / "untied", config(), lambda tensors: tensors.pop(head))
     assert "tie_word_embeddings" in refusal(tmp_path / "untied")

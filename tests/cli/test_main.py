@@ -119,15 +119,13 @@ def test_a_package_that_a_verb_needs_is_named(package: str, args: tuple[str, ...
     assert f"'{args[0]}' needs {package}, which is not installed" in said
 
 
-def test_a_gpu_that_is_not_there_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_gpu_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for device in ("cuda:99", "'tpu'"):
         line = ("evaluate", tmp_path, "--text", "t", "--device", device.strip("'"))
         assert f"--device {device}: " in error(capsys, *line)
 
 
-def test_an_interrupt_is_one_line_and_130(
+def test_an_interrupt_exits_with_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(directory: Path, **options: object) -> None:
@@ -148,7 +146,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_one_line_error(tmp_path: Path) -> None:
     write_model(tmp_path, config())
     with Path("/dev/full").open("w") as full:
         done = command("inspect", tmp_path, stdout=full)

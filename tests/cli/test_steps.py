@@ -54,7 +54,7 @@ def test_each_step_reads_what_the_one_before_wrote(
     assert 0 < measured["tokens"] <= 512
 
 
-def test_what_calibrate_refuses_it_refuses_before_it_warns(
+def test_calibrate_refuses_before_it_warns(
     dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No text is given, which is worth a warning only if the run begins."""
@@ -90,7 +90,7 @@ def test_the_next_command_can_be_copied(
     assert words[words.index("--plan") + 1] == str(plan)
 
 
-def test_what_our_kernels_gain_is_not_counted_as_a_gain_of_compression(
+def test_gains_of_kernels_are_not_counted_as_gains_of_compression(
     dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, fp8 = tmp_path / "plan.json", ("--quantization", "fp8_per_tensor")

@@ -53,7 +53,7 @@ def test_covariances_are_those_of_the_linears_inputs(
                 torch.testing.assert_close(stats[name], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_what_query_heads_read_from_neighbouring_values(model: Path, text: Path) -> None:
+def test_covariances_of_merged_value_heads(model: Path, text: Path) -> None:
     checkpoint = open_checkpoint(model)
     fp64 = reference(checkpoint, torch.float64)
     tokens = calibration_sequences(model, [text], length=128, max_tokens=512)
@@ -144,7 +144,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("methods", KEPT)
-def test_what_the_methods_need_is_kept_once(
+def test_only_needed_covariances_are_stored(
     methods: str, model: Path, text: Path, tmp_path: Path
 ) -> None:
     request = replace(RUN, methods=methods.split(","))

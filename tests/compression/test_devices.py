@@ -56,7 +56,7 @@ def test_a_gpu_is_asked_for_deterministic_products_before_its_first_one(
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
-def test_a_gpu_that_is_too_small_is_one_line(
+def test_out_of_memory_is_a_one_line_error(
     dense: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -64,7 +64,7 @@ def contents(stats: Path) -> tuple[Arrays, dict[str, str]]:
         return load_file(stats), dict(file.metadata())
 
 
-def test_what_calibrate_writes_is_read(measured: Path, tmp_path: Path) -> None:
+def test_written_statistics_are_read(measured: Path, tmp_path: Path) -> None:
     read(measured, measured / "stats")
     arrays, metadata = contents(measured / "stats")
     # Others of this format say what models lose in which every layer is a probe.

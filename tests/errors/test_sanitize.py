@@ -29,7 +29,7 @@ def test_everything_is_short_and_printable(kind: str) -> None:
         assert len(made.encode()) <= most
 
 
-def test_what_is_short_and_printable_stays_as_it_is() -> None:
+def test_short_printable_text_is_unchanged() -> None:
     text = "model.layers.0.mlp.down_proj.weight: größer, 32 x 40"
     assert sanitize(text) == sentence(text) == one_line(text) == text
     assert sanitize("y" * 160) == "y" * 160

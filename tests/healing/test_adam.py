@@ -42,7 +42,7 @@ def test_moments_are_restored() -> None:
     assert all(torch.equal(tensor, again[name]) for name, tensor in ours.items())
 
 
-def test_what_is_forgotten_has_no_effect() -> None:
+def test_reset_moments_have_no_effect() -> None:
     ours, fresh = tensors(0), tensors(0)
     optimizer = Adam(ours)
     optimizer.step(tensors(1), 0.0)

@@ -27,7 +27,7 @@ KEEP, ON, BACK, STOP = "keep", "go on", "go back", "stop"
         ([2.5] * 3 + [0.9] + [2.5] * 4, [*[BACK] * 3, KEEP, *[BACK] * 3, STOP], None, 4),
     ],
 )
-def test_what_measurements_lead_to(
+def test_decisions_of_the_guard(
     divergences: list[float], verdicts: list[str], factor: float | None, best_step: int
 ) -> None:
     run = guard()

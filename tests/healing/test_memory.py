@@ -45,7 +45,7 @@ def test_whole_weights_if_there_is_room_else_adapters() -> None:
     assert chosen_rank("auto", 32, WHOLE, LORA, None) is None
 
 
-def test_what_does_not_fit_is_refused_with_its_parts() -> None:
+def test_memory_that_does_not_fit_is_refused_with_its_parts() -> None:
     with pytest.raises(HealingError, match=r"111\.7 .* 75\.2 GB") as refused:
         chosen_rank("full", 32, WHOLE, LORA, 80 * GB)
     assert "--train lora" in str(refused.value)
@@ -53,7 +53,7 @@ def test_what_does_not_fit_is_refused_with_its_parts() -> None:
         chosen_rank("auto", 32, WHOLE, LORA, 24 * GB)
 
 
-def test_what_a_layer_keeps_is_expected_with_little_to_spare() -> None:
+def test_expected_activations_of_a_layer() -> None:
     layout = layout_of(config(hidden_size=256, intermediate_size=1024, vocab_size=64))
     weights = random_weights(layout.tensors().items())
     layer = read_layer(layout, weights.__getitem__, 0)
@@ -93,7 +93,7 @@ def test_layers_are_kept_in_half_of_the_room_that_is_left() -> None:
     assert kept(1000 * GB) == 32
 
 
-def test_what_was_measured_is_expected_with_some_to_spare(tmp_path: Path) -> None:
+def test_expected_memory_exceeds_the_measured(tmp_path: Path) -> None:
     layouts = write_models(tmp_path)
     for gpu, processes, rank, measured in MEASURED:
         needed = memory(layouts["gac"], layouts["dense"], (2, 2), 8192, rank, processes)

@@ -56,7 +56,7 @@ def read(path: Path) -> tuple[Progress | None, Tensors]:
         ({"best_step": 0}, ["weights", "exp_avg", "exp_avg_sq"]),
     ],
 )
-def test_what_was_written_is_read_back(
+def test_a_written_state_is_read_back(
     tmp_path: Path, changes: dict[str, int], kinds: list[str]
 ) -> None:
     written = progress(**changes)

@@ -50,7 +50,7 @@ def test_vllms_other_names_of_llamas_class_are_known() -> None:
 
 
 @pytest.mark.parametrize("model_type", LLAMAS_CLASS)
-def test_a_llama_under_another_name_is_told_how_to_be_one(model_type: str) -> None:
+def test_a_llama_under_another_name_is_refused_with_a_hint(model_type: str) -> None:
     raw = config(model_type=model_type, architectures=["OtherForCausalLM"], qkv_bias=False)
     with pytest.raises(CheckpointError, match=model_type):
         layout_of(raw)

@@ -71,7 +71,7 @@ def test_architectures_may_be_missing_where_vllm_guesses_right() -> None:
         validate(HfConfig, without(gac_config(), "architectures"), "config.json")
 
 
-def test_of_many_faults_the_first_is_told_and_the_rest_counted() -> None:
+def test_the_first_of_many_faults_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"hidden_size: .*\b1 more"):
         hf(hidden_size=0, vocab_size=0)
 

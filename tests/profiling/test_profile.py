@@ -202,7 +202,7 @@ def test_an_old_profile_is_completed_and_a_part_that_is_there_stays(
 
 
 @pytest.mark.usefixtures("gpu")
-def test_what_the_gpu_is_too_small_for_is_tried_once(
+def test_out_of_memory_cases_are_tried_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, tried = tmp_path / "profile.json", list[list[decode.DecodePlan]]()
@@ -240,7 +240,7 @@ def test_nothing_is_replaced_and_only_a_profile_of_the_same_gpu_is_completed(
 
 
 @pytest.mark.usefixtures("gpu")
-def test_too_little_memory_is_one_sentence(
+def test_too_little_memory_is_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(size: int) -> None:
@@ -297,7 +297,7 @@ def test_of_a_long_run_the_second_half_counts(monkeypatch: pytest.MonkeyPatch) -
     assert len(replays) == 2 + 2 * 100
 
 
-def test_what_is_timed_computes_the_linears() -> None:
+def test_timed_factors_compute_the_linears() -> None:
     x, down = torch.randn(3, 16), torch.randn(12, 16)
     ups = (torch.randn(5, 8), torch.randn(7, 4))
     outputs = low_rank.Factors(down, ups, is_gated=False).served(x, torch.zeros(1))
@@ -327,7 +327,7 @@ def test_a_gpu_is_known_by_its_drivers_name() -> None:
     assert profile_of_gpu("NVIDIA H200 NVL") is None
 
 
-def test_what_is_made_of_a_profile_can_be_cached() -> None:
+def test_profiles_are_hashed_by_identity() -> None:
     again = GpuProfile.model_validate(H200.model_dump())
     assert len({H200, again, H200}) == 2  # each by its identity
 

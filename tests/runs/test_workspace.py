@@ -109,7 +109,9 @@ def test_an_empty_directory_is_nobodys_loss(out: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
-def test_what_cannot_be_renamed_is_copied(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_renamed_are_copied(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rename = Path.rename
 
     def refuse(path: Path, target: Path) -> Path:
@@ -163,7 +165,7 @@ def test_nothing_is_left_of_a_refused_run_that_the_next_one_would_stumble_over(o
         assert list(out.parent.iterdir()) == []
 
 
-def test_what_was_measured_outlives_a_refusal(out: Path) -> None:
+def test_statistics_are_kept_after_a_refusal(out: Path) -> None:
     def measure_and_fail(directory: Path) -> None:
         write_tensors(directory / "stats.safetensors", {})
         fail_with(PlanError("no"))(directory)

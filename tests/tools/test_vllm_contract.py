@@ -101,7 +101,7 @@ def test_a_release_with_everything_has_no_faults(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_a_release_lacks_is_said_in_one_line(
+def test_missing_names_of_a_release_are_reported(
     file: str, before: str, after: str, fault: str, tmp_path: Path
 ) -> None:
     assert before in VLLM[file]

@@ -20,7 +20,7 @@ def test_only_the_demo_model_has_a_text_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", [True, False])
-def test_text_without_conversations_is_told_where_there_is_a_chat_template(
+def test_plain_text_for_a_chat_model_is_logged(
     template: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     if template:

@@ -69,7 +69,7 @@ def test_the_command_reports_what_it_did(
     assert result(capsys, "inspect", tmp_path / "out")["aligned_fraction"] == 1.0
 
 
-def test_what_will_be_quantized_in_blocks_is_padded_to_blocks(
+def test_repair_pads_to_quantization_blocks(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
