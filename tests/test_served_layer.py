@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tests.support.dense_models import config
 from vllm_gac.compression.reference_model import Reference, layer_forward
 from vllm_gac.layout.dims import KeyLayout, ValueLayout, layout_of
 
@@ -17,18 +18,14 @@ def test_the_layer_of_the_page_is_the_reference_models() -> None:
     page: dict[str, Any] = {}
     exec(compile(code, str(PAGE), "exec"), page)
     dense = layout_of(
-        {
-            "model_type": "llama",
-            "hidden_size": page["HIDDEN"],
-            "intermediate_size": 2 * page["WIDTH"],
-            "num_hidden_layers": 1,
-            "num_attention_heads": page["QUERY_HEADS"],
-            "num_key_value_heads": page["KV_HEADS"],
-            "head_dim": page["HEAD_DIM"],
-            "vocab_size": 8,
-            "rms_norm_eps": page["EPS"],
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        }
+        config(
+            hidden_size=page["HIDDEN"],
+            intermediate_size=2 * page["WIDTH"],
+            num_hidden_layers=1,
+            num_attention_heads=page["QUERY_HEADS"],
+            num_key_value_heads=page["KV_HEADS"],
+            head_dim=page["HEAD_DIM"],
+        )
     )
     layer = replace(
         dense.layers[0],

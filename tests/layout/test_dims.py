@@ -70,20 +70,6 @@ def test_a_cache_row_holds_exactly_what_is_cached(layout: ModelLayout) -> None:
         assert layout.cache_head_dim >= max(layer.cache_head_size, layer.value.size)
 
 
-def test_a_dense_model_is_the_layout_that_lost_nothing() -> None:
-    layout = layout_of(config())
-    layer = layout.layers[0]
-    assert layout.layers == (layer, layer)
-    assert (layer.key.form, layer.key.heads, layer.key.size) == ("rotary", 2, 16)
-    assert not layer.key.rope_table
-    assert (layer.value.heads, layer.value.size) == (2, 16)
-    assert (layer.query_heads, layer.intermediate_size, layer.ranks) == (4, 48, {})
-    assert layout.softmax_scale == 0.25
-    assert layout.kv_elements == 2 * 2 * (16 + 16)
-    attention = 32 * 64 + 2 * 32 * 32 + 64 * 32
-    assert layout.parameters == 2 * (attention + 3 * 32 * 48 + 2 * 32) + 32 + 2 * 64 * 32
-
-
 def test_tied_embeddings_are_one_tensor() -> None:
     tied, untied = layout_of(config(tie_word_embeddings=True)), layout_of(config())
     assert "lm_head.weight" not in tied.tensors()

@@ -18,14 +18,11 @@ def without(raw: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if key not in names}
 
 
-def test_kv_heads_and_head_size_default_to_what_transformers_derives() -> None:
-    read = validate(HfConfig, without(config(), "num_key_value_heads", "head_dim"), "config.json")
-    assert (read.num_key_value_heads, read.head_dim) == (4, 8)
-
-
-def test_null_is_read_as_missing() -> None:
-    read = hf(num_key_value_heads=None, head_dim=None, rope_scaling=None, sliding_window=None)
-    assert (read.num_key_value_heads, read.head_dim) == (4, 8)
+def test_missing_and_null_heads_default_to_what_transformers_derives() -> None:
+    null = config(num_key_value_heads=None, head_dim=None, rope_scaling=None, sliding_window=None)
+    for raw in (null, without(config(), "num_key_value_heads", "head_dim")):
+        read = validate(HfConfig, raw, "config.json")
+        assert (read.num_key_value_heads, read.head_dim) == (4, 8)
 
 
 LINEAR = {"factor": 2.0, "rope_theta": 5e5}
