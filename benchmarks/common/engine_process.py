@@ -96,15 +96,9 @@ class Engine:
         self._send((function, arguments))
         return self._receive(seconds)
 
-    def close(self, patience: float = 0.0) -> None:
-        """End the process and every process that it started.
-
-        Args:
-            patience: Seconds in which the engine may shut down by itself.
-        """
+    def close(self) -> None:
+        """End the process and every process that it started."""
         self._connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

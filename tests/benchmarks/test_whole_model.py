@@ -61,7 +61,7 @@ class FakeEngine:
             "batch_seconds": {"seconds": 0.5, "decode_seconds": 0.25},
         }[question.__name__]
 
-    def close(self, patience: float = 0.0) -> None:
+    def close(self) -> None:
         FakeEngine.running -= 1
 
 

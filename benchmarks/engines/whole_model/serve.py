@@ -12,7 +12,6 @@ from benchmarks.engines.whole_model.cells import Cell
 from benchmarks.engines.whole_model.models import Batch, Model, Shape
 
 ROWS = "rows.jsonl"
-_SHUTDOWN_SECONDS = 20
 # Seconds after which an answer counts as hanging.
 _LONGEST = 300
 
@@ -70,7 +69,7 @@ def _serve(
                 **{key: [round(run[key], 4) for run in runs] for key in runs[0]},
             )
     finally:
-        engine.close(_SHUTDOWN_SECONDS)
+        engine.close()
 
 
 def _times(ask: Callable[..., Any], batch: Batch, seed: int) -> dict[str, float]:
