@@ -70,22 +70,22 @@ def test_shards_beside_the_index_are_not_read_as_vllm_does_not(tmp_path: Path) -
     assert list(faults(open_checkpoint(tmp_path))) == []
 
 
-def test_a_whole_file_beside_an_index_of_others_is_refused(tmp_path: Path) -> None:
-    write_model(tmp_path, config(), shards=2)
-    write_model(tmp_path, config())
-    assert refusal(tmp_path).startswith(f"{tmp_path / 'model.safetensors'}: ")
-
-
-def test_an_adapter_beside_the_model_is_refused(tmp_path: Path) -> None:
-    write_model(tmp_path, config(), shards=2)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    assert "adapter_config.json" in refusal(tmp_path)
-
-
-def test_without_an_index_every_safetensors_file_counts_as_for_vllm(tmp_path: Path) -> None:
-    write_model(tmp_path, config())
-    (tmp_path / "extra.safetensors").write_bytes(shard_bytes({"extra": ("BF16", (2, 2))}))
-    assert "extra.safetensors: extra: " in refusal(tmp_path)
+@pytest.mark.parametrize(
+    ("shards", "file", "contents", "named"),
+    [
+        (2, "model.safetensors", shard_bytes(tensors_of(config())), "model.safetensors: "),
+        (2, "adapter_config.json", b"{}", "adapter_config.json"),
+        # Without an index, every file counts, as for vLLM.
+        (1, "extra.safetensors", shard_bytes({"extra": ("BF16", (2, 2))}), "safetensors: extra: "),
+    ],
+)
+def test_files_that_do_not_belong_to_a_model_are_refused(
+    shards: int, file: str, contents: bytes, named: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path, config(), shards=shards)
+    (tmp_path / file).write_bytes(contents)
+    assert f"{tmp_path}/" in (said := refusal(tmp_path))
+    assert named in said
 
 
 # ---- the shards ------------------------------------------------------------------------------

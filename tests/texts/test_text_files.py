@@ -137,33 +137,25 @@ def test_invalid_rows_are_named(case: str, model: Path, tmp_path: Path) -> None:
         texts(model, path)
 
 
-@pytest.mark.parametrize("raw", [b"no JSON", b"[" * 99999, b'{"text": "\xff"}'])
-def test_a_line_that_is_no_json_is_named(raw: bytes, model: Path, tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "x"}\n' + raw)
-    with pytest.raises(CheckpointError, match=rf"{path}:2: "):
-        texts(model, path)
+PACKED = gzip.compress(ROWS.encode() * 50)
+HALF = len(PACKED) // 2
+# By case: the name of a file, what it holds, and what the message names behind it.
+BAD_FILES: dict[str, tuple[str, bytes, str]] = {
+    "no JSON": ("a.jsonl", b'{"text": "x"}\nno JSON', ":2: "),
+    "deep JSON": ("a.jsonl", b'{"text": "x"}\n' + b"[" * 99999, ":2: "),
+    "no UTF-8": ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', ":2: "),
+    "cut": ("a.json.gz", PACKED[:-9], ": "),
+    "changed": ("a.json.gz", PACKED[:HALF] + b"\0\xff\0" + PACKED[HALF + 3 :], ": "),
+    "not gzipped": ("a.json.gz", ROWS.encode(), ": "),
+    **{name: (name, b"x" * 9999, ": ") for name in ("data.json", "text.txt.gz", "text.zst")},
+}
 
 
-@pytest.mark.parametrize("broken", ["cut", "changed", "not gzipped"])
-def test_a_broken_gzipped_file_is_named(broken: str, model: Path, tmp_path: Path) -> None:
-    path = tmp_path / "data.json.gz"
-    packed = bytearray(gzip.compress(ROWS.encode() * 50))
-    if broken == "cut":
-        del packed[-9:]
-    elif broken == "changed":
-        packed[len(packed) // 2] ^= 0xFF
-    else:
-        packed = bytearray(ROWS.encode())
-    path.write_bytes(packed)
-    with pytest.raises(CheckpointError, match=f"{path}: "):
-        texts(model, path)
-
-
-@pytest.mark.parametrize("name", ["data.json", "text.txt.gz", "text.zst"])
-def test_files_that_are_no_text_are_named(name: str, model: Path, tmp_path: Path) -> None:
-    (tmp_path / name).write_text("x" * 9999)
-    with pytest.raises(CheckpointError, match=f"{tmp_path / name}: "):
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_invalid_files_are_named(case: str, model: Path, tmp_path: Path) -> None:
+    name, contents, where = BAD_FILES[case]
+    (tmp_path / name).write_bytes(contents)
+    with pytest.raises(CheckpointError, match=f"{tmp_path / name}{where}"):
         texts(model, tmp_path / name)
 
 
