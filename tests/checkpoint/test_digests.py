@@ -145,14 +145,14 @@ def linked(model: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [flipped, swapped, linked])
-def test_a_run_that_goes_on_knows_its_shards(change: Change, model: Path) -> None:
+def test_a_resumed_run_refuses_changed_shards(change: Change, model: Path) -> None:
     write_shards(model)  # nothing to do
     change(model)
     with pytest.raises(CheckpointError, match=FIRST):
         write_shards(model)
 
 
-def test_a_run_that_goes_on_refuses_a_shard_of_before(model: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_refuses_shards_without_digests(model: Path, tmp_path: Path) -> None:
     write_model(tmp_path / "other", gac_config(), dtype="F32")
     shutil.copy(tmp_path / "other" / "model.safetensors", model / FIRST)
     (model / DIGESTS).unlink()

@@ -172,7 +172,7 @@ def test_inspect_joins_equal_layers(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.splitlines()[-1].startswith("0-11    rotary 2 x 16  2 x 16")
 
 
-def test_verify_a_sound_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_a_valid_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(tmp_path, config())
     assert main(["inspect", "--verify", str(tmp_path)]) == 0
     out, err = capsys.readouterr()

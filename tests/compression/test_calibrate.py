@@ -70,7 +70,7 @@ def test_covariances_of_merged_value_heads(model: Path, text: Path) -> None:
     torch.testing.assert_close(double[name][own][:, own], single[name])
 
 
-def test_a_stopped_run_goes_on_and_ends_in_the_same_bytes(
+def test_a_resumed_run_ends_in_the_same_bytes(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calibrate(model, [text], tmp_path / "undisturbed", RUN, progress=False)

@@ -84,7 +84,7 @@ def test_statistics_have_the_metrics_that_low_rank_needs(
     assert not [name for name in load_file(tmp_path / "heads") if ".metric." in name]
 
 
-def test_a_run_stopped_between_metrics_goes_on_and_ends_in_the_same_bytes(
+def test_a_run_resumed_between_metrics_ends_in_the_same_bytes(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calibrate(model, [text], tmp_path / "undisturbed", RUN, progress=False)

@@ -24,7 +24,9 @@ ROOT = Path(__file__).parents[2]
         pytest.param("heal", 0, 1, marks=pytest.mark.slow),
     ],
 )
-def test_a_stop_anywhere_loses_nothing(verb: str, step: int, least: int, tmp_path: Path) -> None:
+def test_a_run_killed_anywhere_resumes_to_the_same_bytes(
+    verb: str, step: int, least: int, tmp_path: Path
+) -> None:
     """Step 0 is a full disk, of which the run says so in a sentence."""
     ended = _run("tests.steps.every_kill", tmp_path, verb, step)
     assert ended["wrong"] == []

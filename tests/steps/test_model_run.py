@@ -38,7 +38,7 @@ def test_the_output_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_run_goes_on_with_its_record_and_its_threads(tmp_path: Path) -> None:
+def test_a_resumed_run_has_its_record_and_its_threads(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     with pytest.raises(KeyboardInterrupt), output(tmp_path).run(RECORD) as run:
         raise KeyboardInterrupt

@@ -181,7 +181,7 @@ def test_normed_keys_are_made_smaller_one_by_one(form: str, text: Path, tmp_path
             compress(model, tmp_path / "other", plan=plan, calibration=[text], **SMALL)
 
 
-def test_a_run_that_goes_on_refits_the_next_layers_alike(
+def test_a_resumed_run_ends_in_the_same_bytes(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = write(tmp_path / "model", config(num_hidden_layers=3))

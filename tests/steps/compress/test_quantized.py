@@ -154,7 +154,7 @@ def test_a_layer_that_keeps_its_dims_is_copied(packed: Path, text: Path, tmp_pat
     assert not any(".0." in name for name in left_out(tmp_path / "out"))
 
 
-def test_a_stopped_run_ends_in_the_same_bytes(
+def test_a_resumed_run_ends_in_the_same_bytes(
     packed: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"

@@ -121,7 +121,7 @@ def test_without_a_template_it_goes_on_from_a_text_or_its_first_token(
     assert engine.asked[1] == "<|begin_of_text|>"
 
 
-def test_a_stopped_run_goes_on_with_another_seed(tmp_path: Path, engine: Engine) -> None:
+def test_a_resumed_run_has_another_seed(tmp_path: Path, engine: Engine) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
     prompts.write_text("".join(f"prompt {i}\n" for i in range(300)))
     engine.stops_after = 200

@@ -109,7 +109,7 @@ class Stopped(Exception):  # noqa: N818
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
-def test_a_stopped_run_goes_on_to_the_same_bytes(
+def test_a_resumed_run_ends_in_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     _, teacher, _ = write_all(tmp_path)
@@ -311,7 +311,7 @@ def test_a_lora_rank_beyond_the_matrices_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["full", "lora"])
-def test_on_a_gpu_a_stopped_run_goes_on_to_the_same_bytes(
+def test_on_a_gpu_a_resumed_run_ends_in_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     write_all(tmp_path)

@@ -43,7 +43,7 @@ def healed_by_two(
 
 
 @pytest.mark.parametrize("train", ["full", "lora"])
-def test_two_processes_heal_as_one_does_and_go_on_after_a_kill(tmp_path: Path, train: Any) -> None:
+def test_two_processes_heal_as_one_does_and_resume(tmp_path: Path, train: Any) -> None:
     student, teacher, text = write_all(tmp_path)
     request = HealRequest(train=train, **FAST)
     one = heal(student, teacher, [text], tmp_path / "one", request, progress=False)
