@@ -69,7 +69,7 @@ def new_table(
 
 
 def padded_tensor(stored: ModelLayout, padded: ModelLayout, name: str, tensor: Tensor) -> Tensor:
-    """Pad tensor `name` of `stored` with zeros to its shape in `padded`.
+    """Pad tensor `name` of `stored` with zeros to its shape in `padded` (`ModelLayout.tensors`).
 
     A RoPE table that all key heads share may have a single row.
     """

@@ -129,7 +129,7 @@ def cast(model: Reference, tensor: Tensor) -> Tensor:
 
 
 def head(model: Reference, read: Callable[[str], Tensor], hidden: Tensor) -> Tensor:
-    """Logits of the hidden states that leave the last layer."""
+    """Logits [..., vocab] of the `hidden` states [..., hidden] that leave the last layer."""
     return unembed(model, head_weights(model, read), hidden)
 
 
@@ -142,13 +142,13 @@ def head_weights(model: Reference, read: Callable[[str], Tensor]) -> tuple[Tenso
 
 
 def unembed(model: Reference, weights: tuple[Tensor, Tensor], hidden: Tensor) -> Tensor:
-    """Logits of `hidden`, with `head_weights`."""
+    """Logits [..., vocab] of `hidden` [..., hidden], with `head_weights`."""
     norm, unembedding = weights
     return linear(last_norm(model, norm, hidden), unembedding)
 
 
 def last_norm(model: Reference, weight: Tensor, hidden: Tensor) -> Tensor:
-    """What the unembedding gets for `hidden`; `weight` is the first of `head_weights`."""
+    """What the unembedding gets for states [..., hidden], by the `weight` [hidden] of the norm."""
     return _rms_norm(hidden, weight, model.eps)
 
 
@@ -175,7 +175,7 @@ def layer_forward(
 def layer_outputs(
     model: Reference, layer: LayerLayout, weights: Mapping[str, Tensor], hidden: Tensor
 ) -> Tensor:
-    """As `layer_forward`, one batch after the other. The result is where `hidden` is."""
+    """`layer_forward` of states [count, length, hidden], batch by batch, where those are."""
     outputs = torch.empty_like(hidden)
     for entering, leaving in zip(batches(hidden), batches(outputs), strict=True):
         leaving.copy_(layer_forward(model, layer, weights, entering.to(model.device)))
@@ -240,7 +240,10 @@ def after_mlp(
     observe: Observe = ignore,
     seen: Observe = ignore,
 ) -> Tensor:
-    """The output of a layer; `hidden` has passed the attention. Experts are not observed."""
+    """The output of a layer, [batch, tokens, hidden], of `hidden` that has passed the attention.
+
+    Experts are not observed.
+    """
     if model.layout.experts:
         normed = _rms_norm(hidden, weights["post_attention_layernorm.weight"], model.eps)
         return hidden + mixed_experts(model.layout.experts, weights, normed)
@@ -295,7 +298,7 @@ def _norm(
 
 
 def project(weights: Mapping[str, Tensor], name: str, x: Tensor, seen: Observe = ignore) -> Tensor:
-    """Apply linear `name`, which is stored as one matrix or as factors B @ A."""
+    """Linear `name`, stored as one matrix or as factors B @ A, of x [..., in]: [..., out]."""
     stored = name
     if f"{name}.A.weight" in weights:
         x, stored = linear(x, weights[f"{name}.A.weight"]), f"{name}.B"

@@ -128,7 +128,7 @@ def _pass_mlp(model: Reference, weights: Weights, hidden: torch.Tensor) -> None:
 def layer_output(
     model: Reference, layer: LayerLayout, weights: Weights, hidden: torch.Tensor
 ) -> torch.Tensor:
-    """The hidden states that leave a layer, dense or compressed, where those that enter are."""
+    """The states [count, length, hidden] that leave a layer, where those that enter it are."""
     return layer_outputs(model, layer, _cast(model, weights), hidden)
 
 
@@ -206,5 +206,5 @@ class _Moments:
         return change
 
     def increase(self, change: torch.Tensor) -> float:
-        """By how much the squared error grows if the weight changes by `change`."""
+        """By how much the squared error grows if the weight changes by `change` [out, in]."""
         return float(((change @ self.inner - 2 * self.crossed) * change).sum())

@@ -152,7 +152,7 @@ def spread(scales: "torch.Tensor", rows: int, columns: int, block: Block) -> "to
 
 
 def unpack(words: "torch.Tensor", bits: int, axis: int) -> "torch.Tensor":
-    """The numbers, from 0 on, of which 32-bit `words` hold several along `axis` 0 or 1.
+    """The numbers, from 0 on, of which int32 `words` [n, m] hold several along `axis` 0 or 1.
 
     The first number is in the lowest bits. Each has so many `bits`, which divide 32.
     """

@@ -50,7 +50,7 @@ def transformed(
 def selected(
     statistics: Mapping[str, torch.Tensor], linear: str, rows: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """As `transformed`, for a linear of which the `rows` stay."""
+    """As `transformed`, for a linear of which the `rows` stay, [new out] indices."""
     name = metric_of(linear)
     return {name: statistics[name][rows][:, rows]} if name in statistics else {}
 

@@ -50,7 +50,7 @@ class Fp8Linear(nn.Module):
 def normed(
     norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None
 ) -> tuple[Quantized, torch.Tensor]:
-    """What `norm` gives, quantized, and the residual for what follows."""
+    """What `norm` gives for x [tokens, hidden], quantized, and the residual for what follows."""
     from vllm_gac.kernels import fp8_rows
 
     quantized = fp8_rows.normed(x, residual, norm.weight.data, norm.variance_epsilon)

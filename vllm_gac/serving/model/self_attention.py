@@ -86,7 +86,7 @@ class GacSelfAttention(nn.Module):
         return self._attend(positions, *self._project(hidden_states))
 
     def forward_qkv(self, positions: torch.Tensor, qkv: torch.Tensor) -> torch.Tensor:
-        """The same of queries, keys and values beside each other, as `qkv_proj` gives them."""
+        """The same of queries, keys and values beside each other, [tokens, out] of `qkv_proj`."""
         return self._attend(positions, *self._split(qkv))
 
     def _attend(

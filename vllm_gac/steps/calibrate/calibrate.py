@@ -75,7 +75,7 @@ class StatsSpec:
         return cls(methods, covariances_of(used), metrics_of(used), group)
 
     def metadata(self, tokens: torch.Tensor, held: torch.Tensor) -> dict[str, str]:
-        """What a statistics file says of itself that is measured on these texts."""
+        """What a statistics file says of itself, of texts [sequences, length] as token ids."""
         length = tokens.shape[1]
         metric_tokens = min(_whole_sequences(_METRIC_TOKENS, length), tokens.numel())
         return {

@@ -196,7 +196,10 @@ def latent_keys(
 def latent_factors(
     query: torch.Tensor, key: torch.Tensor, covariance: torch.Tensor, key_heads: int, group: int
 ) -> list[Factorization]:
-    """The factorized keys of each group, weighted by the energy of its queries."""
+    """The factorized keys of each group, weighted by the energy of its queries.
+
+    The arguments have the shapes of `latent_keys`.
+    """
     demand = query_demand(query, covariance, key_heads, key.shape[0] // key_heads // 2)
     weight = torch.cat((demand, demand), 1).flatten()  # both rows of a pair
     groups = key_heads // group
