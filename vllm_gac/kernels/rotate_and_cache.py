@@ -145,7 +145,7 @@ def _rotate(
     angle = position.to(tl.float32)[:, None] * frequency[None, :]
     cos, sin = tl.cos(angle), tl.sin(angle)
     query_cos, query_sin = cos, sin
-    if BETA:
+    if BETA != 0.0:  # a compiled kernel takes no float for a condition
         scale = 1.0 + BETA * tl.log(1.0 + (position // CONTEXT).to(tl.float32))
         query_cos, query_sin = cos * scale[:, None], sin * scale[:, None]
     for member in tl.static_range(GROUP):
