@@ -15,7 +15,7 @@ from vllm_gac.kernels import silu_mul
 from vllm_gac.kernels.skinny_gemm import launch as kernel
 from vllm_gac.serving.model import fused_linears, linear
 from vllm_gac.serving.model.fused_linears import FusedLinears
-from vllm_gac.serving.model.linear import LowRankLinear, UpFactor, project, project_gated
+from vllm_gac.serving.model.linear import UpFactor, project, project_gated
 
 SHAPES = ((6, 8), (4, 16), (5, 24))
 
@@ -190,25 +190,3 @@ def test_gate_and_up_match_torch_on_a_gpu(tokens: int, monkeypatch: pytest.Monke
     gated = project_gated(owner, ("gate", "up"), x.half(), _swiglu)
     spread = float(expected.std())
     torch.testing.assert_close(gated.float(), expected, rtol=3e-2, atol=3e-2 * spread)
-
-
-@pytest.mark.parametrize("plain", [True, False])
-def test_wrapped_low_rank_factor_is_called(
-    plain: bool, on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernel, "faster_tiling", lambda x, weights, is_gated: None)
-    low_rank = LowRankLinear(_Linear(4, 10), _Linear(6, 4))  # type: ignore[arg-type]
-    low_rank.down_launch.is_plain = low_rank.up_launch.is_plain = plain
-    x = torch.randn(3, 10)
-    before, _ = low_rank(x)
-    low_rank.A = _Twice(low_rank.A)  # as vLLM does for LoRA
-    torch.testing.assert_close(low_rank(x)[0], 2 * before)
-
-
-class _Twice(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return 2 * self.inner(x)[0], None
