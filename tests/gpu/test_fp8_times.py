@@ -12,6 +12,7 @@ from vllm_gac.gpu.latency.decode import decode_microseconds
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds
 from vllm_gac.gpu.latency.layer import (
     COMPRESSED,
+    BatchMix,
     Deployment,
     attention_microseconds,
     lacks_fused_times,
@@ -185,14 +186,23 @@ def test_linears_in_fp8_take_as_long_as_padded_ones(m: int, n: int, k: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("missing", "types"),
-    [("linear", Types("fp8")), ("passes", Types("fp8")), ("decode", Types(cache="fp8"))],
+    ("lacking", "types", "named"),
+    [
+        ({"ceilings": None}, Types(), "ceilings"),
+        ({"linear": []}, Types(), "linears"),
+        ({"linear": [sweep for sweep in H200.linear if sweep.axis == "n"]}, Types(), "linears"),
+        ({"decode": []}, Types(), "decode.*rotary"),
+        ({"prefill_kernels": []}, Types(), "prefill"),
+        # Those in 16 bits are there.
+        ({"linear": H200.linear}, Types("fp8"), "--resume"),
+        ({"passes": []}, Types("fp8"), "--resume"),
+        ({"decode": H200.decode}, Types(cache="fp8"), "--resume"),
+    ],
 )
-def test_fp8_is_refused_by_a_profile_that_lacks_its_times(missing: str, types: Types) -> None:
-    lacking = MEASURED.model_copy(update={missing: getattr(H200, missing)})
-    layer_microseconds(DENSE, LAYER, Deployment(lacking, DECODE))
-    with pytest.raises(ProfileError, match="--resume"):
-        layer_microseconds(DENSE, LAYER, Deployment(lacking, DECODE, types))
+def test_incomplete_profile_is_refused(lacking: dict[str, Any], types: Types, named: str) -> None:
+    profile = MEASURED.model_copy(update=lacking)
+    with pytest.raises(ProfileError, match=named):
+        layer_microseconds(DENSE, LAYER, Deployment(profile, BatchMix(), types))
 
 
 def test_missing_times_of_fused_quantization_are_reported() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.old_profile import without_fp8
-from vllm_gac.errors import PlanError, ProfileError
+from vllm_gac.errors import PlanError
 from vllm_gac.gpu.attention_choice import Backend
 from vllm_gac.gpu.latency.decode import decode_microseconds
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, roofline
@@ -354,19 +354,3 @@ def test_mixed_step_is_between_decode_and_prefill(decode: float, prefill: float)
 def test_invalid_batch_mix_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(PlanError):
         BatchMix(**changes)
-
-
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ({"ceilings": None}, "ceilings"),
-        ({"linear": []}, "linears"),
-        ({"linear": [s for s in H200.linear if s.axis == "n"]}, "linears"),
-        ({"decode": []}, "decode.*rotary"),
-        ({"prefill_kernels": []}, "prefill"),
-    ],
-)
-def test_incomplete_profile_is_refused(missing: dict[str, Any], message: str) -> None:
-    profile: GpuProfile = H200.model_copy(update=missing)
-    with pytest.raises(ProfileError, match=message):
-        layer_microseconds(DENSE, LAYER, Deployment(profile, BatchMix()))

@@ -251,7 +251,6 @@ def test_config_that_contradicts_packed_weights_is_refused(tmp_path: Path) -> No
     write_model(tmp_path / "model", [HETEROGENEOUS[0]])
     cases = {
         "not_ignored": (r".*o_proj$", r"lm_head", {}),
-        "half_ignored": (r".*k_proj$", r".*k_proj$", {}),
         "static": ("lm_head", "lm_head", {"dynamic": False, "strategy": "tensor"}),
     }
     for name, (left_alone, ignore, activations) in cases.items():
@@ -266,7 +265,6 @@ def test_config_that_contradicts_packed_weights_is_refused(tmp_path: Path) -> No
     o_proj = r"layers\.0\.self_attn\.o_proj\.weight"
     expected = [
         rf"{o_proj}: has dtype torch\.bfloat16, but .* says torch\.int8; correct which linears",
-        r"Found different quantization schemes for the shards of .*qkv_proj",
         r"Following weights were not initialized from checkpoint: .*o_proj\.input_scale",
     ]
     for message, pattern in zip(messages, expected, strict=True):

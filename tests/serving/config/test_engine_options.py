@@ -3,6 +3,7 @@
 Those of a gac model, and those of a dense one with --attention-backend GAC.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -126,36 +127,29 @@ def test_options_that_our_attention_does_not_support_are_refused(
         check_engine_options(requested(**options))
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"attention": {"use_non_causal": True}}, "^--attention-config: .*use_non_causal"),
-        ({"mfu": True}, "^--enable-mfu-metrics"),
-    ],
-)
-def test_options_for_vllms_own_layers_are_refused_of_gac_models(
-    options: dict[str, Any], named: str
-) -> None:
-    with pytest.raises(CheckpointError, match=named):
-        check_engine_options(requested(**options))
+def check_gac(**options: Any) -> None:
+    check_engine_options(requested(**options))
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("check", "options", "named"),
     [
-        ({"architecture": "Gemma2ForCausalLM"}, "my-model.*Gemma2ForCausalLM"),
-        ({"architecture": "TransformersForCausalLM"}, "TransformersForCausalLM"),
+        (check_gac, {"attention": {"use_non_causal": True}}, "^--attention-config: .*use_non_caus"),
+        (check_gac, {"mfu": True}, "^--enable-mfu-metrics"),
+        (check_dense, {"architecture": "Gemma2ForCausalLM"}, "my-model.*Gemma2ForCausalLM"),
+        (check_dense, {"architecture": "TransformersForCausalLM"}, "TransformersForCausalLM"),
         (
+            check_dense,
             {"hf_config": SimpleNamespace(dual_chunk_attention_config={"chunk_size": 8})},
             "my-model.*dual_chunk_attention_config",
         ),
     ],
 )
-def test_dense_models_that_our_attention_does_not_serve_are_refused(
-    options: dict[str, Any], named: str
+def test_gac_or_dense_models_that_our_attention_does_not_serve_are_refused(
+    check: Callable[..., object], options: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(CheckpointError, match=named):
-        check_dense(**options)
+        check(**options)
 
 
 @pytest.mark.parametrize(
