@@ -97,8 +97,8 @@ def compare(
         (1.0, True)
     """
     device = prepare_device(device)
-    check_count("--max-tokens", max_tokens, minimum=1)
-    check_count("--sequence-length", sequence_length, minimum=1)
+    check_count("--max-tokens", max_tokens)
+    check_count("--sequence-length", sequence_length)
     directory = model_directory(model, revision)
     other = model_directory(against, against_revision, flag="--against-revision")
     return Baseline(

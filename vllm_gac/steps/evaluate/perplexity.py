@@ -33,6 +33,7 @@ from vllm_gac.compression.reference_model import (
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.importers.open_any import open_any_format
+from vllm_gac.options import Option
 from vllm_gac.texts.token_text import windows
 
 logger = logging.getLogger(__name__)
@@ -91,8 +92,8 @@ def evaluate(
         252
     """
     device = prepare_device(device)
-    check_count("--max-tokens", max_tokens, minimum=1)
-    check_count("--sequence-length", sequence_length, minimum=1)
+    check_count("--max-tokens", max_tokens)
+    check_count("--sequence-length", sequence_length)
     model = model_directory(model, revision)
     checkpoint = checked(model)
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
@@ -195,14 +196,8 @@ def last_states(
     return hidden
 
 
-_MAX_COUNT = 10**15
-
-
-def check_count(flag: str, value: Any, minimum: int) -> None:
-    """Raise CheckpointError unless `value` is None or a whole number from `minimum` on."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _MAX_COUNT:
-        raise CheckpointError(
-            f"{flag} {sanitize(repr(value))}: expected a whole number, {minimum} or more"
-        )
+def check_count(flag: str, value: Any) -> None:
+    """Raise CheckpointError unless `value` is None, or a count as options are."""
+    expected = None if value is None else Option((flag,), "", "count").expected(value)
+    if expected is not None:
+        raise CheckpointError(f"{flag} {sanitize(repr(value))}: expected {expected}")
