@@ -82,13 +82,6 @@ def test_nothing_is_repeated_while_there_are_enough_heads() -> None:
     assert repeated_heads(layout_with(HETEROGENEOUS), 2) == layout_with(HETEROGENEOUS)
 
 
-def test_a_table_shared_by_all_heads_stays_one_row() -> None:
-    few = layout_with(FEW_HEADS)
-    table = torch.ones(1, 24)
-    name = "model.layers.2.self_attn.rope_inv_freq"
-    assert repeated_tensor(few, repeated_heads(few, 4), name, table) is table
-
-
 @pytest.mark.parametrize(
     ("layers", "heads", "tp", "message"),
     [
