@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -130,23 +130,6 @@ def test_pruning_beside_low_rank_loses_no_more_than_either(demo: Checkpoint) -> 
     for layer in planned_layout(demo, plans[-1]).layers:
         has_ranks = any(name.startswith("mlp.") for name in layer.ranks)
         assert layer.intermediate_size == full or not has_ranks
-
-
-@pytest.mark.parametrize(
-    ("option", "found"),
-    [
-        ({"key_form": "latent"}, lambda layer: layer.key.form == "latent"),
-        ({"key_group": 2, "value_group": 2}, lambda layer: layer.key.heads == 2),
-    ],
-)
-def test_low_rank_does_not_undo_what_is_asked_of_heads(
-    demo: Checkpoint,
-    option: dict[str, Any],
-    found: Callable[[LayerLayout], bool],
-) -> None:
-    """Whole heads and low ranks alone would lose less."""
-    request = PlanRequest(param_ratio=0.8, methods=("heads", "lowrank"), **option)
-    assert all(map(found, planned_layout(demo, prior_plan(demo, request)).layers))
 
 
 def test_a_time_budget_is_kept_by_whole_layers(models: Models) -> None:

@@ -1,6 +1,7 @@
 """Plans without statistics meet budgets, use allowed dims, and make layers nearly equal."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,23 +34,25 @@ def test_nothing_to_remove_is_the_dense_layout(models: Models) -> None:
         assert planned_layout(checkpoint, plan) == checkpoint.layout
 
 
-def test_forms_and_groups_are_obeyed(models: Models) -> None:
-    for key_group, value_group in ((1, 1), (1, 2), (2, 2)):
-        for form in ("rotary", "latent"):
-            plan = prior_plan(
-                models["big"],
-                PlanRequest(
-                    param_ratio=0.9,
-                    kv_ratio=0.5,
-                    key_form=form,
-                    key_group=key_group,
-                    value_group=value_group,
-                ),
-            )
-            section = plan.layers[0]
-            assert section.key.form == form
-            assert section.key.heads == 8 // key_group
-            assert section.value.heads == 8 // value_group
+@pytest.mark.parametrize("form", ["rotary", "latent"])
+@pytest.mark.parametrize("groups", [(1, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"param_ratio": 0.9, "kv_ratio": 0.5},
+        # Whole heads and low ranks alone would lose less.
+        {"param_ratio": 0.8, "methods": ("heads", "lowrank")},
+    ],
+)
+def test_forms_and_groups_are_obeyed(
+    models: Models, asked: dict[str, Any], groups: tuple[int, int], form: str
+) -> None:
+    key_group, value_group = groups
+    grouped = {"key_group": key_group, "value_group": value_group, "key_form": form}
+    for section in prior_plan(models["big"], PlanRequest(**asked, **grouped)).layers:
+        assert section.key.form == form
+        assert section.key.heads == 8 // key_group
+        assert section.value.heads == 8 // value_group
 
 
 def test_the_cache_cannot_shrink_without_the_heads_method(models: Models) -> None:
