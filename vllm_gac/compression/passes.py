@@ -35,8 +35,8 @@ from vllm_gac.compression.methods.base import MeasuredLayer, Probe
 from vllm_gac.compression.methods.statistics import (
     NORMED_KEYS,
     QUERY_ENERGY,
-    expand_o_proj,
     metric_of,
+    own_columns,
 )
 from vllm_gac.compression.moments import clip_weights, second_moment, size_limit
 from vllm_gac.compression.output_metrics import measure_output_metrics
@@ -49,11 +49,13 @@ from vllm_gac.compression.probes import (
 )
 from vllm_gac.compression.reference_model import (
     Reference,
+    after_mlp,
+    attended_values,
     batches,
     embed_all,
-    layer_forward,
     layer_outputs,
     layer_weights,
+    project,
     reference,
 )
 from vllm_gac.compression.statistics_writer import StatsFile
@@ -280,7 +282,7 @@ def observe_layer(
         computed in the model's dtype and summed in fp64. Tokens of massive activations are limited
         (moments.py: clip_weights).
     """
-    layer, weights = _grouped_values(model, weights, value_group)
+    layer, own = _grouped_values(model, value_group)
     sums = {
         name: torch.zeros(shape, dtype=torch.float64, device=model.device)
         for name, shape in layer_shapes(model.layout, value_group).items()
@@ -320,8 +322,10 @@ def observe_layer(
 
     outputs = torch.empty_like(hidden)
     for batch, leaving in zip(batches(hidden), batches(outputs), strict=True):
-        entering = batch.to(model.device)
-        leaving.copy_(layer_forward(model, layer, weights, entering, observe, observe_heads))
+        states = batch.to(model.device)
+        read = attended_values(model, layer, weights, states, observe, observe_heads)
+        states = states + project(weights, "self_attn.o_proj", read[..., own], observe_heads)
+        leaving.copy_(after_mlp(model, weights, states, observe, observe_heads))
         advance(len(batch))
     count = hidden.shape[0] * hidden.shape[1]
     stats = {name: total / count for name, total in sums.items()}
@@ -330,19 +334,15 @@ def observe_layer(
     return stats, outputs
 
 
-def _grouped_values(
-    model: Reference, weights: Mapping[str, torch.Tensor], group: int
-) -> tuple[LayerLayout, Mapping[str, torch.Tensor]]:
-    """The same dense layer with value heads of `group` times the size.
+def _grouped_values(model: Reference, group: int) -> tuple[LayerLayout, torch.Tensor | slice]:
+    """A dense layer with value heads of `group` times the size, and what o_proj takes of them.
 
-    Each query head then also reads the values of the neighbouring value heads. o_proj ignores
-    them, but they are part of the observed input, by which merged value heads are chosen.
+    Each query head then also reads the values of the neighbouring value heads, by which merged
+    value heads are chosen.
     """
     layout, layer = model.layout, model.layout.layers[0]
     if group == 1:
-        return layer, weights
+        return layer, slice(None)
     wide = ValueLayout(layer.value.heads // group, layer.value.size * group)
-    output = expand_o_proj(
-        weights["self_attn.o_proj.weight"], layer.value.heads, layout.head_dim, group
-    )
-    return replace(layer, value=wide), {**weights, "self_attn.o_proj.weight": output}
+    own = own_columns(layout.num_attention_heads, layer.value.heads, layout.head_dim, group)
+    return replace(layer, value=wide), own.to(model.device)
