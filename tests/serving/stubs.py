@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig
+from transformers import AutoConfig
 from vllm.config.load import LoadConfig
 from vllm.platforms.interface import DeviceCapability
 
@@ -17,15 +17,12 @@ from vllm_gac.serving.loading.loader import GacModelLoader
 
 
 class ModelConfigStub:
-    """The attributes that the loader reads. The config is `raw`, or that of the directory."""
+    """The attributes that the loader reads."""
 
-    def __init__(self, directory: Path, raw: dict[str, Any] | None = None) -> None:
+    def __init__(self, directory: Path) -> None:
         self.model = str(directory)
         self.revision = None
-        if raw is None:
-            self.hf_config = AutoConfig.from_pretrained(directory)
-        else:
-            self.hf_config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+        self.hf_config = AutoConfig.from_pretrained(directory)
 
 
 class VllmConfigStub(SimpleNamespace):
@@ -92,10 +89,10 @@ class VllmConfigStub(SimpleNamespace):
         return loader.get_all_weights(self.model_config, model or torch.nn.Module())
 
 
-def stream(model_config: Any, **options: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that the loader, with these options of its own, gives to a model."""
+def stream(directory: Path, **options: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The unpadded tensors that the loader, with these options of its own, reads."""
     loader = GacModelLoader(LoadConfig(load_format="gac", model_loader_extra_config=options))
-    return loader.get_all_weights(model_config, torch.nn.Module())
+    return loader.get_all_weights(ModelConfigStub(directory), torch.nn.Module())  # type: ignore[arg-type]
 
 
 def run_on(

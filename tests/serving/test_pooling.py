@@ -33,26 +33,15 @@ def test_embeddings_and_classification_match_the_reference(
         assert torch.cosine_similarity(again, last, dim=0) > 1 - 1e-5
 
 
-def _prompts() -> list[Any]:
-    return [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-
-
 def _pooled(directory: str) -> Any:
-    return _embedded(directory), _scored(directory)
-
-
-def _embedded(directory: str) -> list[list[float]]:
-    """The embedding of each prompt."""
+    """Embeddings; two tokens, and for each prompt the probability of the second."""
     from vllm import LLM
 
+    prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     llm = LLM(directory, runner="pooling", **OPTIONS)
-    return [output.outputs.embedding for output in llm.embed(_prompts(), use_tqdm=False)]
-
-
-def _scored(directory: str) -> tuple[list[int], list[float]]:
-    """The two tokens, and for each prompt the probability of the second."""
-    from vllm import LLM
-
+    embeddings = [output.outputs.embedding for output in llm.embed(prompts, use_tqdm=False)]
+    del llm
     llm = LLM(directory, convert="classify", hf_overrides=BY_TOKENS, **OPTIONS)
     tokens = llm.get_tokenizer().convert_tokens_to_ids(BY_TOKENS["classifier_from_token"])
-    return tokens, [o.outputs.probs[0] for o in llm.classify(_prompts(), use_tqdm=False)]
+    scores = [output.outputs.probs[0] for output in llm.classify(prompts, use_tqdm=False)]
+    return embeddings, (tokens, scores)

@@ -37,7 +37,7 @@ from tests.serving.quantized import (
     write_quantized,
     write_words,
 )
-from tests.serving.stubs import ModelConfigStub, stream
+from tests.serving.stubs import stream
 from tests.support.dense_models import config as dense_config
 from tests.support.dense_models import write, write_text
 from tests.support.stored_models import change_tensors
@@ -373,7 +373,7 @@ def test_incomplete_packed_checkpoint_is_refused(
     with pytest.raises(CheckpointError, match=message):
         _check(model)
     with pytest.raises(CheckpointError, match=message):
-        dict(stream(ModelConfigStub(model)))
+        dict(stream(model))
 
 
 @pytest.mark.parametrize(("family", "named"), [("phi3", "--load-format"), ("qwen3_moe", "experts")])
@@ -387,7 +387,7 @@ def test_quantized_models_that_vllms_own_loader_reads_are_refused(
 
 
 def test_complete_packed_checkpoint_is_accepted(packed: Path) -> None:
-    assert f"{DOWN}_scale" in dict(stream(ModelConfigStub(packed)))
+    assert f"{DOWN}_scale" in dict(stream(packed))
     _check(packed)
 
 
@@ -396,7 +396,7 @@ def test_packed_tensors_under_the_older_key_are_refused(packed: Path, tmp_path: 
     raw = (model / "config.json").read_text()
     (model / "config.json").write_text(raw.replace("quantization_config", "compression_config"))
     with pytest.raises(CheckpointError, match="compression_config"):
-        dict(stream(ModelConfigStub(model)))
+        dict(stream(model))
 
 
 def _check(model: Path) -> None:

@@ -131,11 +131,11 @@ def read_index(directory: Path) -> dict[str, str]:
     return weight_map
 
 
-def refusal(directory: Path, *, finite: bool = True) -> str:
+def refusal(directory: Path) -> str:
     """The sentences that `directory` is refused with, at the cost of at most 100 MB of memory."""
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        errors = list(faults(open_checkpoint(directory), finite))
+        errors = list(faults(open_checkpoint(directory), finite=True))
     except CheckpointError as e:
         errors = [str(e)]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 100 * 1024

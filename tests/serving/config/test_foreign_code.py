@@ -240,4 +240,4 @@ def test_the_loader_sends_what_another_tool_wrote_to_import(tmp_path: Path) -> N
     raw = dense_config()
     write(tmp_path, raw, heterogeneous(raw, [{"intermediate_size": 40}, {}]))
     with pytest.raises(CheckpointError, match=r"layers\.0\.mlp.*vllm-gac import"):
-        dict(stream(ModelConfigStub(tmp_path, json.loads((tmp_path / "config.json").read_text()))))
+        dict(stream(tmp_path))

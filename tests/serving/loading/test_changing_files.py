@@ -2,14 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.serving.models import HETEROGENEOUS, write_model
-from tests.serving.stubs import ModelConfigStub, stream
+from tests.serving.stubs import stream
 from vllm_gac.errors import CheckpointError
 from vllm_gac.serving.loading import loader as loader_module
 
@@ -47,11 +46,6 @@ def written(directory: Path) -> Path:
     return directory
 
 
-def read(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that the loader reads from `directory`, unpadded."""
-    return stream(ModelConfigStub(directory))
-
-
 @pytest.mark.parametrize("case", CHANGES)
 def test_a_change_between_preflight_and_first_tensor_is_refused(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -66,13 +60,13 @@ def test_a_change_between_preflight_and_first_tensor_is_refused(
 
     monkeypatch.setattr(loader_module, "preflight", then_changed)
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        list(read(directory))
+        list(stream(directory))
 
 
 @pytest.mark.parametrize("case", ["emptied", "halved", "rewritten"])
 def test_a_change_during_loading_is_refused(case: str, tmp_path: Path) -> None:
     directory = written(tmp_path / "model")
-    tensors = read(directory)
+    tensors = stream(directory)
     next(tensors)
     CHANGES[case](directory / "model.safetensors")
     # With a memory-mapped file, SIGBUS would kill the process here.
@@ -82,8 +76,8 @@ def test_a_change_during_loading_is_refused(case: str, tmp_path: Path) -> None:
 
 def test_a_directory_deleted_during_loading_is_read_to_its_end(tmp_path: Path) -> None:
     directory = written(tmp_path / "model")
-    expected = [name for name, _ in read(directory)]
-    tensors = read(directory)
+    expected = [name for name, _ in stream(directory)]
+    tensors = stream(directory)
     first, _ = next(tensors)
     shutil.rmtree(directory)  # the open file keeps its content
     assert sorted([first, *(name for name, _ in tensors)]) == sorted(expected)

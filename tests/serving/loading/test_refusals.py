@@ -8,7 +8,7 @@ import pytest
 
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.server import ServerDiedError, serve
-from tests.serving.stubs import ModelConfigStub, stream
+from tests.serving.stubs import stream
 from tests.support.stored_models import change_tensors
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.layout.cache_geometry import CacheGeometry
@@ -17,7 +17,7 @@ from vllm_gac.serving.attention.reference_backend import GacReferenceImpl
 
 
 def _stream(directory: Path, **options: Any) -> dict[str, Any]:
-    return dict(stream(ModelConfigStub(directory), **options))
+    return dict(stream(directory, **options))
 
 
 @pytest.fixture
