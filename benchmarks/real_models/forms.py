@@ -2,7 +2,7 @@
 
 Layers are fitted, and not refitted or healed. Each row is the plan that the statistics expect to
 lose least of those that its form allows, so that the dims differ from layer to layer; or narrows
-the MLP of every layer, or of the last one, alike. The text that was set aside is the one that
+the MLP of every layer alike. The text that was set aside is the one that
 probes ran on, so that the expected losses are of it.
 """
 
@@ -44,8 +44,9 @@ from vllm_gac.steps.evaluate.perplexity import window_batches
 _LENGTH = 512
 # Of what one part keeps of its half of the cache, and of what all parts keep of all of it.
 _OF_A_PART, _OF_ALL = (0.85, 0.75, 0.5, 0.35), (0.75, 0.5, 0.35)
-# Of the parameters, with narrower MLPs; and of the width of one MLP, as it is probed.
-_OF_PARAMETERS, _OF_A_WIDTH = (0.9, 0.8), 0.8
+# Of the parameters, with narrower MLPs; of the width of every MLP, as it is probed; and how many
+# layers, which lose half of what such a plan loses, are narrowed alone.
+_OF_PARAMETERS, _OF_A_WIDTH, _DEAREST = (0.9, 0.8), 0.8, 4
 # Layers that may shrink where others are left whole.
 _SHRINKING = {"first 2": slice(2, None), "last 2": slice(-2), "first and last 2": slice(2, -2)}
 
@@ -159,19 +160,32 @@ def _rows(checkpoint: Checkpoint, losses: Losses) -> list[_Row]:
 
 
 def _narrower(checkpoint: Checkpoint, stats: Path, losses: Losses) -> Iterator[_Row]:
-    """Narrower MLPs: planned, and alike in every layer or in the last one; none without curves."""
+    """Narrower MLPs as planned, in the layers that lose most or in all others, and all alike.
+
+    None without curves.
+    """
     if "width" not in losses[0]:
         return
+    layout = checkpoint.layout
+    rows = {}
     for ratio in _OF_PARAMETERS:
         plan = measured_plan(checkpoint, stats, PlanRequest(methods=("prune",), param_ratio=ratio))
         layers = planned_layout(checkpoint, plan).layers
-        yield _Row(f"MLP, parameters {ratio}", 1.0, layers, plan.expected_loss or 0.0)
-    dense = checkpoint.layout.layers
-    width = int(_OF_A_WIDTH * dense[0].intermediate_size)
-    narrow = [replace(layer, intermediate_size=width) for layer in dense]
-    for where, layers in {"every": narrow, "the last": [*dense[:-1], narrow[-1]]}.items():
-        name = f"MLP of {where} layer, width {_OF_A_WIDTH}"
-        yield _Row(name, 1.0, layers, loss_of(checkpoint.layout, layers, losses))
+        pairs = zip(losses, layers, strict=True)
+        lost = [of["width"][layer.intermediate_size] for of, layer in pairs]
+        dearest = np.argsort(lost)[-_DEAREST:]
+        name = f"MLP, parameters {ratio}"
+        rows[name] = layers
+        for where, of_those in {f"dearest {_DEAREST} layers": True, "other layers": False}.items():
+            rows[f"{name}, {where}"] = [
+                layer if (index in dearest) == of_those else dense
+                for index, (layer, dense) in enumerate(zip(layers, layout.layers, strict=True))
+            ]
+    dense = layout.layers[0]
+    narrow = replace(dense, intermediate_size=int(_OF_A_WIDTH * dense.intermediate_size))
+    rows[f"MLP, width {_OF_A_WIDTH}"] = [narrow] * len(losses)
+    for name, layers in rows.items():
+        yield _Row(name, 1.0, layers, loss_of(layout, layers, losses))
 
 
 def _planned(

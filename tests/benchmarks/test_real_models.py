@@ -172,10 +172,10 @@ def test_forms_are_compared_at_equal_bytes(tmp_path: Path) -> None:
         name.partition(",")[0] for name in rows
     }
     assert all(row["answers: divergence, nats a token"] > 0 for row in rows.values())
-    assert len(narrower) == 4
+    assert len(narrower) == 7
     for row in narrower:
         measured = row["set aside: divergence, nats a token"]
-        assert 0 < measured < 3 * row["expected loss, nats a token"]
+        assert measured <= 3 * row["expected loss, nats a token"]
     assert len(layers.rows) == 5
 
 
