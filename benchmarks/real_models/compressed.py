@@ -107,16 +107,17 @@ def facts(dense: Path, model: Path) -> dict[str, Any]:
         "parameters": round(layout.parameters / whole.parameters, 4),
         "kv": round(layout.kv_elements / whole.kv_elements, 4),
     }
+    if model == dense:
+        return about
+    source = json.loads((model / "config.json").read_text())["gac"]["source"]
+    about["compress_measured"] = source.get("measured")
+    if healing := source.get("heal"):
+        about |= {"heal_tokens": healing["tokens"], "heal_rate": healing["learning_rate"]}
     plan = model / "plan.json"
-    if plan.exists():
+    if plan.exists():  # a healed model is another one than was planned
         planned = json.loads(plan.read_text())
         about["expected_loss"] = planned.get("expected_loss")
         about["fp8_keys_loss"] = planned.get("notes", {}).get("fp8_keys_loss")
-        source = json.loads((model / "config.json").read_text())["gac"]["source"]
-        about["compress_measured"] = source.get("measured")
-        if healing := source.get("heal"):
-            about["heal_tokens"] = healing["tokens"]
-            about["heal_rate"] = healing["learning_rate"]
     return about
 
 

