@@ -127,18 +127,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer()
 
-    def do_POST(self) -> None:
-        self._answer()
-
     def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = unquote(urlsplit(self.path).path)
         self.served.asked.append(f"{self.command} {path}")
         if (match := _PATHS.fullmatch(path)) is None:
             match = _PATHS.fullmatch(f"{path}/revision/main")  # a repository alone
-        if match is None:
-            self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
-            return
+            assert match is not None, path
         kind, name, what = match[1] or match[2] or "models", match[3], match[4]
         known = self.served.datasets if kind == "datasets" else self.served.models
         repository = known.get(name)
@@ -160,9 +154,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_json(_info(name, commit, files))
         elif what == "tree":
             self._send_json(_tree(files, rest, recursive="recursive=True" in self.path))
-        elif what == "paths-info":
-            wanted = json.loads(body)["paths"]
-            self._send_json([_entry(file, files[file]) for file in files if file in wanted])
         elif what == "resolve" and rest in files:
             etag = f'"{_blob(files[rest])}"'
             self._send(200, files[rest], {"ETag": etag, "X-Repo-Commit": commit})
