@@ -7,7 +7,8 @@
 # .models/answers). Once all is there, it runs JOBS in the background, in sessions of their own. Then
 # it waits up to WAIT seconds and copies the results to $OUT.
 #   COMMIT: of the sources. END: seconds after the first call at which all is over. NAME: of the model.
-#   NEEDS: what must have come of .models; small_0 and small_1 are the parts of a second model. PARTS=0: no model comes.
+#   NEEDS: what must have come of .models; small_0 and small_1 are the parts of a second model.
+#   PARTS=0: no first model comes.
 #   COMPARISON, PART, STARTS, TRAFFIC: see headline_jobs.py.
 #   HEAL: seconds that the healing of a row may take. For a rehearsal on a CPU: LEASE, KITS=0,
 #   GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE, and more options in CALIBRATE.
@@ -74,7 +75,7 @@ for _ in $(seq "$wait"); do
   sleep 1
 done
 if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
-  for name in rows.jsonl jobs.jsonl speed.jsonl widths.json; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
+  for name in rows.jsonl jobs.jsonl speed.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
   [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || tar -czf "$OUT/answers.tgz" -C "$TEXTS" . || true
   [ ! -e "$SMALL_RESULTS/rows.jsonl" ] || cp "$SMALL_RESULTS/rows.jsonl" "$OUT/rows_small.jsonl"
@@ -90,7 +91,8 @@ with safetensors.safe_open(sys.argv[1], "np") as file:
     kept = [name for name in file.keys() if name.endswith(".probes") or ".errors." in name]
     numpy.savez_compressed(sys.argv[2], **{name: file.get_tensor(name) for name in kept})
 PY
-  plans=$(cd "$WORK" && ls ./*.plan.json ./curves.npz 2> /dev/null || true)
+  cp "$RESULTS"/widths*.json "$WORK/" 2> /dev/null || true # at most 8 files come home
+  plans=$(cd "$WORK" && ls ./*.plan.json ./curves.npz ./widths*.json 2> /dev/null || true)
   [ -z "$plans" ] || tar -czf "$OUT/plans.tgz" -C "$WORK" $plans || true
   tail -v -c 6000 "$L"/*.log "$RESULTS"/logs/*.log "$WORK"/*.log "$L"/small-work/*.log 2> /dev/null | gzip > "$OUT/logs.txt.gz" || true
 fi
