@@ -1,29 +1,32 @@
 """Prints the jobs of a lease that runs the tests that need a GPU.
 
-    NEEDS= PARTS=0 END=560 lease.sh gpu_test_jobs 100
+    NEEDS= PARTS=0 END=480 GPUS=1 EACH=12 PATIENCE=7 OMP_NUM_THREADS=1 lease.sh gpu_test_jobs 100
 
-The first call of several. Each file of tests has a GPU to itself, because an engine does not start
-beside a process that gives memory back, and a limit of its own.
+The first call of several. Each test function is a job, and all of a GPU run side by side: their
+engines take a fixed number of bytes for their caches, so one may start while others free memory.
 """
 
 import json
+import re
 from pathlib import Path
 
 from benchmarks.real_models.lease_jobs import job
 
+_FUNCTION = re.compile(r"^@pytest\.mark\.gpu\n(?:[@ )].*\n)*def (test_\w+)", re.MULTILINE)
 _COMMAND = (
-    "cd $TREE && timeout -s INT 170 python3 -m pytest -v -p no:cacheprovider -m gpu "
-    "--basetemp $L/pytest-{name} {path}"
+    "cd $TREE && timeout -s INT 380 python3 -m pytest -v -p no:cacheprovider -m gpu "
+    "--basetemp $L/pytest-{name} {path} -k {function}"
 )
 
 
 def main() -> None:
-    """Print them."""
-    paths = [path for path in Path("tests").rglob("test_*.py") if "mark.gpu" in path.read_text()]
-    jobs = [
-        job(path.stem, _COMMAND.format(name=path.stem, path=path), 60) | {"alone": True}
-        for path in sorted(paths)
-    ]
+    """Print them, those with engines first, since they take longest."""
+    jobs = []
+    for path in sorted(Path("tests").rglob("test_*.py"), key=lambda p: "serving" not in p.parts):
+        for function in _FUNCTION.findall(path.read_text()):
+            name = f"{path.stem}-{function}"
+            command = _COMMAND.format(name=len(jobs), path=path, function=function)
+            jobs.append(job(name, command, 60))
     print(json.dumps(jobs, indent=1))
 
 
