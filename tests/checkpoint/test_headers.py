@@ -178,6 +178,14 @@ def test_a_tensor_in_two_files_is_named(tmp_path: Path) -> None:
     assert "again.safetensors" in said
 
 
+def test_a_model_may_have_as_many_experts_as_qwen3_235b(tmp_path: Path) -> None:
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1}
+    shape = {"num_hidden_layers": 94, "hidden_size": 4, "model_type": "qwen3_moe"}
+    raw = config(**experts, **shape, architectures=["Qwen3MoeForCausalLM"])
+    write_model(tmp_path, raw, shards=2)
+    assert len(open_checkpoint(tmp_path).tensors) == 36_945
+
+
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", INDEX_FILE])
 def test_special_files_and_broken_links_are_refused(file: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", config())
