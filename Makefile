@@ -6,7 +6,7 @@ PYTHON ?= python3
 PORT   ?= 8000
 DEMO   := build/demo-gac
 MODEL  ?= $(DEMO)
-EXTRAS := loadtest ray xformers eval datasets plots grafana nixl docs
+EXTRAS := loadtest ray xformers eval datasets plots nixl docs
 TESTED_EXTRAS := ray loadtest datasets nixl
 
 BIN    := .venv/bin
@@ -82,7 +82,7 @@ loadtest:  ## on a GPU: compare dense, misaligned and repaired servers of Llama-
 	$(PYTHON) -m benchmarks.common.llama3_8b build/llama3-8b
 	$(PYTHON) -m loadtest ab loadtest/comparisons/$(COMPARISON).yaml build/loadtest-$(COMPARISON)
 
-test: lint .venv/.extra-grafana $(DEBIAN)/.unpacked  ## lint, then every test but the slow and the GPU ones
+test: lint $(DEBIAN)/.unpacked  ## lint, then every test but the slow and the GPU ones
 	$(PYTEST) -m "not slow and not gpu"
 
 test-slow: $(TESTED_EXTRAS:%=.venv/.extra-%) $(DEBIAN)/.unpacked  ## the slow tests, and those of optional parts
