@@ -1,4 +1,4 @@
-"""Imports point down: the table of docs/architecture.md, and no circle anywhere."""
+"""Imports point down, in the order of docs/architecture.md, and there is no circle anywhere."""
 
 import ast
 from graphlib import TopologicalSorter
