@@ -32,8 +32,6 @@ class Server(Strict):
     """One server to compare: `command` starts it on port {port}, or it runs at `url` already.
 
     Attributes:
-        restart: a command that starts the server at `url` anew before each turn, and ends when it
-            is up, such as kubectl's.
         model: the name that it gives its model.
         url: what comes before /v1, such as https://HOST/PATH.
         environment: of the command.
@@ -46,7 +44,6 @@ class Server(Strict):
     model: str
     command: str | None = None
     url: str | None = None
-    restart: str | None = None
     environment: dict[str, str] = Field(default_factory=dict)
     endpoint: Endpoint = "completions"
     respect_eos: bool = False
@@ -207,8 +204,6 @@ def _check_server(path: Path, server: Server) -> None:
     where = f"{path}: {server.label}"
     if (server.command is None) == (server.url is None):
         raise LoadTestError(f"{where}: give either its command or its url")
-    if server.command is not None and server.restart is not None:
-        raise LoadTestError(f"{where}: restart is of a url; a command starts for each turn")
     try:
         target_of(server, server.url or "http://127.0.0.1")
     except LoadTestError as error:
@@ -218,6 +213,6 @@ def _check_server(path: Path, server: Server) -> None:
     if server.command is not None and "{port}" not in server.command:
         raise LoadTestError(f"{where}: command has no {{port}}; put it where the port stands")
     try:
-        shlex.split(server.command or server.restart or "")
+        shlex.split(server.command or "")
     except ValueError as error:
         raise LoadTestError(f"{where}: cannot be read as a shell does: {error}") from error

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from loadtest.ab.comparison_file import Comparison, Server, Traffic, target_of
 from loadtest.ab.keeper import kept
-from loadtest.ab.server import Running, end_of, remote, restart, running_server
+from loadtest.ab.server import Running, end_of, remote, running_server
 from loadtest.ab.staircase import Step, split_into_runs
 from loadtest.client.command import FAILED, HEADERS, INVALID, client_command
 from loadtest.errors import LoadTestError
@@ -88,9 +88,6 @@ def up(turn: Turn, warmup: Path) -> Iterator[Running]:
     server, log, patience = turn.server, turn.out / f"{turn.name}.log", turn.comparison.patience
     with contextlib.ExitStack() as stack:
         if server.url:
-            if server.restart:
-                print(f"restarting {turn.name}: {server.restart}", flush=True)
-                restart(shlex.split(server.restart), log, patience)
             running = remote(turn.target)
         else:
             command, url = shlex.split(turn.command), turn.target.base_url
@@ -105,10 +102,10 @@ def up(turn: Turn, warmup: Path) -> Iterator[Running]:
 def name_of_start(turn: Turn, running: Running) -> str:
     """What the runs of one start of the server have in common.
 
-    A server that runs elsewhere is started anew by `restart`, or if its metrics say so.
+    A server that runs elsewhere is started anew if its metrics say so.
     """
     server = turn.server
-    if server.url is None or server.restart is not None:
+    if server.url is None:
         return f"{turn.out.resolve().name}/{server.label} since {running.since:.0f}"
     since = scrape(turn.target).get("process_start_time_seconds")
     return server.url if since is None else f"{server.url} since {since:.0f}"

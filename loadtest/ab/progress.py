@@ -23,10 +23,10 @@ def prediction(comparison: Comparison) -> str:
         )
     turn = sum(t.seconds + t.staircases * _CLIENT_SECONDS for t in comparison.traffic)
     minutes = comparison.rounds * turn / 60
-    own = sum(server.url is None or server.restart is not None for server in comparison.servers)
+    own = sum(server.url is None for server in comparison.servers)
     starts = f"{own * repeats} starts of a server"
     if own < servers:
-        starts += f", none of the {servers - own} that nobody restarts,"
+        starts += f", none of the {servers - own} that run elsewhere,"
     starts += ", all of a repeat at once," if comparison.side_by_side else ""
     lines.append(f"about {minutes:.0f} min, and {starts} with {comparison.warmup:g} s of warm-up")
     return "\n".join(lines)

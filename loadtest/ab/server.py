@@ -75,20 +75,6 @@ def running_server(
         yield server
 
 
-def restart(command: Sequence[str], log: Path, patience: float) -> None:
-    """Start a server anew that runs elsewhere. The command ends when the server is up.
-
-    Raises LoadTestError with the end of the log if it fails, or takes over `patience` seconds.
-    """
-    try:
-        with log.open("ab") as output, kept(command, output) as process:
-            status = process.wait(patience)
-    except subprocess.TimeoutExpired as error:
-        raise LoadTestError(f"restart: took over {patience:g} s; {end_of(log)}") from error
-    if status:
-        raise LoadTestError(f"restart: exited with {status}; {end_of(log)}")
-
-
 def remote(target: Target) -> Running:
     """A server that somebody else runs. Raises LoadTestError if it does not let this client in."""
     try:

@@ -7,7 +7,6 @@ Each request opens its own connection, as independent users do.
 
 import http.client
 import json
-import math
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +56,7 @@ def refuse_another_length(target: Target, request: ScheduledRequest, record: Rec
 
     A server that stops early is done early, and would look faster.
     """
-    if not (target.ignore_eos and record.ok) or record.cancelled or _LENGTHS & request.body.keys():
+    if not (target.ignore_eos and record.ok) or _LENGTHS & request.body.keys():
         return
     count = record.completion_tokens
     if count is None and record.finish_reason == "stop":
@@ -86,17 +85,14 @@ def send(
     record: Record,
     clock: Callable[[], float],
     deadline: float,
-    hangs_up: float = math.inf,
 ) -> None:
     """Send `body` and fill in `record`. It never raises, whatever the server does.
 
-    `clock` returns seconds since the start of the run. The request is given up at `deadline`, which
-    is a failure, and cancelled at `hangs_up`, which is none.
+    `clock` returns seconds since the start of the run. The request is given up at `deadline`.
     """
     record.sent = clock()
-    until = min(deadline, hangs_up)
     try:
-        link = connection(target, min(target.timeout, max(until - record.sent, 0.001)))
+        link = connection(target, min(target.timeout, max(deadline - record.sent, 0.001)))
         try:
             headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
             link.request("POST", target.path, body, headers | dict(target.headers))
@@ -104,13 +100,11 @@ def send(
             sock = link.sock
             response = link.getresponse()
             record.status = response.status
-            _read(response, sock, target.timeout, record, clock, until)
+            _read(response, sock, target.timeout, record, clock, deadline)
         finally:
             link.close()
     except TimeoutError:
-        record.cancelled = clock() >= hangs_up - _EARLY
-        if not record.cancelled:
-            record.error = _late(clock(), deadline, target.timeout)
+        record.error = _late(clock(), deadline, target.timeout)
     except (OSError, http.client.HTTPException, LoadTestError) as error:
         mine = isinstance(error, OSError) and error.errno in CLIENT_ERRNOS
         text = f"{CLIENT_FAULT if mine else ''}{type(error).__name__}: {error}"

@@ -105,9 +105,7 @@ class _Sending:
             self.on_record(record)
 
     def send(self, record: Record, body: bytes) -> None:
-        patience = self.schedule.requests[record.index].cancel_after
-        hangs_up = math.inf if patience is None else record.scheduled + patience / 1000
-        send(self.target, body, record, self.clock, self.deadline, hangs_up)
+        send(self.target, body, record, self.clock, self.deadline)
         refuse_another_length(self.target, self.schedule.requests[record.index], record)
 
     def _why_not(self, before: Record, due: float) -> str | None:

@@ -143,7 +143,7 @@ class Summary:
         latency: by measure and percentile. A measure's `worst` is its largest value.
         requests: that were due in the windows.
         failed: those of them that failed or were refused.
-        cancelled: those of them whose clients hung up.
+        cancelled: those of them that the end of the client cut off.
         offered: requests per second that were sent.
         requests_per_second: answers that ended.
         output_tokens_per_second, input_tokens_per_second: tokens of answers and of their prompts.
@@ -348,7 +348,7 @@ def _latencies(record: Record) -> dict[str, list[float]]:
         single = {measure: [math.inf] for measure in ("ttft", "tpot", "gap", "e2e")}
         return single | {"itl": gaps}
     gaps = record.itls
-    if not record.tokens:  # its client hung up
+    if not record.tokens:  # its client ended
         return {"ttft": [math.inf]}
     values = {"ttft": record.ttft, "tpot": record.tpot, "e2e": record.e2e}
     values["gap"] = max(gaps, default=math.nan)

@@ -3,7 +3,7 @@
 Of each benchmark in its JSON (schema 2) with constant or Poisson arrivals. A file NAME-N.json is
 start N of the server NAME. guidellm tells when a request was due and sent, and when its first and
 its last token came: there is no inter-token latency, and the verdict is on its lag alone. What the
-end of a benchmark cut off counts as if its client had hung up.
+end of a benchmark cut off has not failed, and counts as far as it came.
 """
 
 import json

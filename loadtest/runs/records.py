@@ -38,7 +38,7 @@ class Record:
 
     `tokens` holds the arrival time of each streamed event with text. An engine may put several
     tokens into one event, and a proxy one token into several; `completion_tokens` is the server's
-    own count of tokens. `cancelled` is what its client gave up before it was whole.
+    own count of tokens. `cancelled`: its client, guidellm, ended before the answer was whole.
     """
 
     # What pydantic, which reads the files, refuses: other fields, "1" for 1, NaN.
@@ -62,7 +62,7 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        """Whether the request got a complete answer, or what its client waited for of it."""
+        """Whether the request did not fail."""
         return self.error is None
 
     @property

@@ -3,12 +3,10 @@
 Each line is a JSON object with Mooncake's key names: `timestamp` (ms), `input_length` and
 `output_length` (tokens), and `hash_ids`, one id per block of the prompt. Equal leading ids are a
 shared prefix. Requests of one `session_id` are turns of a conversation: each is due `delay` ms
-after the answer to the one before, and not before its timestamp. `cancel_after` is when the client
-hangs up if the answer is not whole, in ms from when the request is due. `body` is what the
-request's JSON has besides, or instead: a prompt, an adapter as `model`, a temperature.
-NAME.traffic.json beside NAME.jsonl holds the rest: block size, vocabulary, seed and scenario. A
-file without it, or without `traffic` in it, is a *trace* of another tool, whose time counts from
-its first request.
+after the answer to the one before, and not before its timestamp. `body` is what the request's JSON
+has besides, or instead: a prompt, an adapter as `model`, a temperature. NAME.traffic.json beside
+NAME.jsonl holds the rest: block size, vocabulary, seed and scenario. A file without it, or without
+`traffic` in it, is a *trace* of another tool, whose time counts from its first request.
 """
 
 import hashlib
@@ -43,7 +41,6 @@ class ScheduledRequest(BaseModel):
     hash_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
     session_id: int | str | None = None
     delay: Annotated[int, Field(ge=0, le=10**9)] = 0
-    cancel_after: Annotated[int, Field(ge=1, le=10**9)] | None = None
     body: dict[str, JsonValue] = {}
 
     @field_validator("body")

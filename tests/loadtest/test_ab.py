@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 from loadtest.ab import ab
 from loadtest.ab.ab import _at_once, _rounds, _staircases, _warmup, run_comparison
 from loadtest.ab.comparison_file import Server, load_comparison
-from loadtest.ab.measure import Staircase, Turn, name_of_start, up
+from loadtest.ab.measure import Staircase, Turn, name_of_start
 from loadtest.ab.progress import prediction
 from loadtest.ab.server import Running
 from loadtest.mock_server import Timing
@@ -69,7 +69,6 @@ WRONG = [
     (SMOKE, "scenario: nope", "'nope'"),
     ("--port {{port}} --itl 0.02", "--itl 0.02", "fast: command has no {port}"),
     (FAST, "label: fast, url: 'http://h'", "fast: give either"),
-    (FAST, "label: fast, restart: a", "fast: restart"),
     ("--itl 0.02", "'", "fast: cannot be read"),
     ("duration: 2", "duration: 1e12", "604800"),
     (SMOKE, "trace: a, scenario: smoke", "a scenario or a trace"),
@@ -87,7 +86,6 @@ WRONG_REMOTE = [
     ("url: 'http://h', key_file: /no", "there: /no: "),
     ('url: "http://h", headers: {{a: "b\\nsecret"}}', "there: header a: "),
     ("url: 'http://h', environment: {{A: b}}", "there: environment"),
-    ("url: 'http://h', restart: '\"'", "there: cannot be read"),
 ]
 
 
@@ -114,7 +112,7 @@ def test_a_prediction_counts_every_turn(tmp_path: Path) -> None:
     assert lines[2].startswith("about 3 min, and 4 starts of a server with 1 s")
     elsewhere = load_comparison(written(tmp_path, TEXT + REMOTE.format("url: 'http://h'")))
     (*_, last) = prediction(elsewhere).splitlines()
-    assert "4 starts of a server, none of the 1 that nobody restarts" in last
+    assert "4 starts of a server, none of the 1 that run elsewhere" in last
 
 
 def test_who_begins_differs_between_repeats_and_parts(tmp_path: Path) -> None:
@@ -192,28 +190,8 @@ def test_a_start_is_told_by_its_beginning_or_by_the_servers_metrics(tmp_path: Pa
     with scripted(metrics) as url:
         there = Server(label="there", model="m", url=url)
         assert name(there, 1.0) == f"{url} since 1700000000"
-    for server in (started, there.model_copy(update={"restart": "true"})):
-        # Also one that is measured again later is one start.
-        assert name(server, 1.0) == name(server, 1.0) != name(server, 2.0)
-
-
-def test_a_server_elsewhere_is_restarted_before_each_turn(tmp_path: Path) -> None:
-    restart = f"sh -c 'echo again >>{tmp_path}/told'"
-    text = TEXT + REMOTE.format(f'url: "http://127.0.0.1:9", restart: "{restart}"')
-    comparison = load_comparison(written(tmp_path, text))
-    assert "6 starts of a server with" in prediction(comparison)
-    (*_, there) = comparison.servers
-    failing = there.model_copy(update={"restart": "sh -c 'exit 3'"})
-    # Nothing is there even then.
-    for number, server, error in (
-        ("1", there, str(there.url)),
-        ("2", there, str(there.url)),
-        ("3", failing, "restart: .*3"),
-    ):
-        turn = Turn(comparison, server, number, tmp_path)
-        with pytest.raises(LoadTestError, match=error), up(turn, tmp_path / "w.jsonl"):
-            pass
-    assert (tmp_path / "told").read_text() == "again\nagain\n"
+    # Also one that is measured again later is one start.
+    assert name(started, 1.0) == name(started, 1.0) != name(started, 2.0)
 
 
 def test_a_trace_is_replayed_by_all_servers_at_its_rate_and_at_others(tmp_path: Path) -> None:

@@ -35,12 +35,11 @@ def ask(
     timeout: float = PATIENCE,
     clock: Callable[[], float] = time.perf_counter,
     deadline: float = math.inf,
-    hangs_up: float = math.inf,
 ) -> Record:
     target = Target(url, "m", endpoint, timeout)
     record = Record(0, clock(), 20, 5)
     body = request_body(target, REQUEST, 0, PromptRules())
-    send(target, body, record, clock, deadline, hangs_up)
+    send(target, body, record, clock, deadline)
     return record
 
 
@@ -164,32 +163,6 @@ def test_the_end_of_the_run_ends_a_request(token_at: float) -> None:
         record = ask(url, timeout=2 * PATIENCE, clock=lambda: next(moments), deadline=1000.0)
     assert record.error == "unfinished when the run ended"
     assert record.tokens == [token_at]
-
-
-@pytest.mark.parametrize("answer", [b"", STREAM, STREAM + TOKEN])
-def test_a_client_that_hangs_up_closes_the_connection_and_has_not_failed(answer: bytes) -> None:
-    hung_up = threading.Event()
-
-    def play(connection: socket.socket) -> None:
-        connection.sendall(answer)
-        while connection.recv(1 << 16):
-            pass
-        hung_up.set()
-
-    begin = time.perf_counter()
-    with scripted(play) as url:
-        record = ask(url, clock=lambda: time.perf_counter() - begin, hangs_up=0.2)
-        assert hung_up.wait(PATIENCE)
-    assert (record.ok, record.cancelled) == (True, True)
-    assert record.ended >= 0.19
-    assert len(record.tokens) <= (TOKEN in answer)
-    assert math.isnan(record.e2e)
-
-
-def test_an_answer_that_is_whole_is_not_cancelled() -> None:
-    with mock(Timing(0.001, 0.001)) as url:
-        record = ask(url, hangs_up=time.perf_counter() + PATIENCE)
-    assert (record.ok, record.cancelled) == (True, False)
 
 
 def test_silence_ends_a_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,8 @@
 """All requests are sent when they are due, however many processes share them."""
 
-import itertools
 import socket
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -38,25 +36,6 @@ def test_a_server_that_does_not_answer_does_not_delay_the_next_request() -> None
         target = Target(url, "m")
         replay(schedule(10, 1), target, Share(), time.time(), PATIENCE, records.append)
     assert [record.error for record in records] == [None] * 10
-
-
-def test_a_client_hangs_up_when_the_schedule_says_and_its_session_goes_on() -> None:
-    turns = conversation(0, 10)
-    impatient = tuple(r.model_copy(update={"cancel_after": 50}) for r in turns.requests[:2])
-    connections = itertools.count()
-
-    def hang_for_the_first_turns(connection: socket.socket) -> None:
-        if next(connections) >= 2:
-            connection.sendall(STREAM + TOKEN + DONE)
-        while connection.recv(1 << 16):
-            pass
-
-    with scripted(hang_for_the_first_turns, connections=4) as url:
-        records = replayed(url, replace(turns, requests=impatient + turns.requests[2:]), Share())
-    assert [record.cancelled for record in records] == [True, True, False, False]
-    assert [record.error for record in records] == [None] * 4
-    assert all(record.ended >= 0.048 for record in records[:2])
-    assert [len(record.tokens) for record in records] == [0, 0, 1, 1]
 
 
 def stopped_at_the_first_answer(schedule: Schedule, share: Share) -> list[Record]:
