@@ -1,5 +1,6 @@
 """Calibration: the measurements, their form in the file, and the resumption of a stopped run."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from safetensors.torch import load_file
 
 from tests.support.dense_models import config, write, write_text
 from tests.support.layer_stats import layer_stats
+from vllm_gac.checkpoint.atomic_files import write_tensors
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
+from vllm_gac.compression import passes
 from vllm_gac.compression.effort import Work
 from vllm_gac.compression.measured import STATISTICS
 from vllm_gac.compression.passes import observe_layer
@@ -83,6 +86,7 @@ def test_a_resumed_run_ends_in_the_same_bytes(
             raise KeyboardInterrupt
         append(self, index, stats)
 
+    monkeypatch.setattr(passes, "_KEEP_SECONDS", 0)
     monkeypatch.setattr(StatsFile, "append", torn_in_layer_1)
     with pytest.raises(KeyboardInterrupt):
         calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
@@ -90,6 +94,41 @@ def test_a_resumed_run_ends_in_the_same_bytes(
     calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
     assert appended == [0, 1, 1]
     assert (tmp_path / "stats").read_bytes() == (tmp_path / "undisturbed").read_bytes()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+# How many files of metrics and gradients a run still writes after a stop by the n-th of them: two
+# of layers of each, and if states are kept after each layer, one of these.
+@pytest.mark.parametrize(
+    ("seconds", "left"), [(0, [6, 6, 4, 3, 3, 1, 0]), (999, [4, 4, 2, 2, 0])], ids=str
+)
+def test_a_backward_pass_that_was_stopped_goes_on(
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: int,
+    left: list[int],
+) -> None:
+    written: list[Path] = []
+    last = 0
+
+    def stop(path: Path, tensors: Any) -> None:
+        write_tensors(path, tensors)
+        written.append(path)
+        if len(written) == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(passes, "_KEEP_SECONDS", seconds)
+    monkeypatch.setattr(passes, "write_tensors", stop)
+    for number, expected in enumerate(left):
+        out = tmp_path / str(number)
+        written, last = [], number
+        with pytest.raises(KeyboardInterrupt) if number else nullcontext():
+            calibrate(model, [text], out, RUN, progress=False)
+        calibrate(model, [text], out, RUN, progress=False)
+        assert len(written) - number == expected
+        assert out.read_bytes() == (tmp_path / "0").read_bytes()
     assert not list(tmp_path.glob("*.partial"))
 
 

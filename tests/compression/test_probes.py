@@ -1,5 +1,6 @@
 """Probes: gradients, the quadratic form of the loss, and outputs at some of the tokens."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -25,7 +26,11 @@ def gradients_of(
     model: Reference, tensors: dict[str, torch.Tensor], tokens: torch.Tensor, draws: int
 ) -> dict[int, torch.Tensor]:
     by_layer: dict[int, torch.Tensor] = {}
-    measure_gradients(model, tensors.__getitem__, tokens, by_layer.__setitem__, draws=draws)
+
+    def keep(index: int, measured: Mapping[str, torch.Tensor], by_input: torch.Tensor) -> None:
+        by_layer[index] = measured["gradients"]
+
+    measure_gradients(model, tensors.__getitem__, tokens, keep, draws=draws)
     return by_layer
 
 

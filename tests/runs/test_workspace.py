@@ -219,6 +219,7 @@ def test_statistics_that_were_renamed_take_their_leftovers_along(
     given = write(tmp_path / "dense", config()), [write_text(tmp_path / "text")], tmp_path / "stats"
     request = CalibrateRequest(methods=["heads"], max_tokens=256)
     with monkeypatch.context() as patch:
+        patch.setattr("vllm_gac.compression.passes._KEEP_SECONDS", 0)
         patch.setattr("vllm_gac.runs.workspace._remove", stop)
         with pytest.raises(KeyboardInterrupt):
             calibrate(*given, request, progress=False)

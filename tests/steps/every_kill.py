@@ -140,10 +140,11 @@ def ran(
     is called first.
     """
     from vllm_gac import cli
+    from vllm_gac.compression import passes
     from vllm_gac.healing import train
 
     def action() -> int:
-        train._SAVING = 0  # save the state of a healing each time
+        train._SAVING = passes._KEEP_SECONDS = 0  # save the state each time
         os.chdir(directory)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         before()

@@ -9,6 +9,7 @@ the mean square of a gradient is the Fisher information. Tokens may be drawn sev
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import torch
 from torch.nn.functional import linear
@@ -25,6 +26,13 @@ from vllm_gac.compression.reference_model import (
 
 logger = logging.getLogger(__name__)
 
+# Where a backward pass was stopped: how many layers are left, and the gradients
+# [draws, count, length, hidden] by what leaves the last of them.
+Stopped: TypeAlias = tuple[int, torch.Tensor]
+# Called with the index of each layer, the last one first, what was measured of it by name, and the
+# gradients [draws, count, length, hidden] by what enters it.
+Keep: TypeAlias = Callable[[int, Mapping[str, torch.Tensor], torch.Tensor], object]
+
 _SEED = 0
 # Tokens whose logits are in memory at once.
 ROWS = 512
@@ -37,6 +45,7 @@ def backward(
     through: Callable[[int, Mapping[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor],
     *,
     draws: int = 1,
+    stopped: Stopped | None = None,
     description: str = "gradients",
     progress: bool = False,
 ) -> None:
@@ -44,14 +53,16 @@ def backward(
 
     `through` is called with each layer, the last one first: its index, its weights, the hidden
     states [count, length, hidden] that enter it and the gradients [draws, count, length, hidden] by
-    what leaves it, both on the model's home. It returns the gradients by what enters.
+    what leaves it, both on the model's home. It returns the gradients by what enters. Of a
+    `stopped` pass, only the layers that are left are run.
     """
-    layers = len(model.layout.layers)
+    layers = stopped[0] if stopped else len(model.layout.layers)
     logger.info("%s: %d layers", description, layers)
     back = 1 + draws  # forward again, and the gradients of each draw
     with tqdm(total=layers * (1 + back), desc=description, disable=not progress) as bar:
-        states = entering_states(model, read, tokens, bar.update)
-        gradients = head_gradients(model, read, states.pop(), draws)
+        states = entering_states(model, read, tokens, layers, bar.update)
+        left = states.pop()
+        gradients = stopped[1] if stopped else head_gradients(model, read, left, draws)
         for index in reversed(range(layers)):
             weights = layer_weights(model, read, index)
             gradients = through(index, weights, states.pop(), gradients)
@@ -62,15 +73,16 @@ def entering_states(
     model: Reference,
     read: Callable[[str], torch.Tensor],
     tokens: torch.Tensor,
+    count: int | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> list[torch.Tensor]:
-    """The hidden states [count, length, d] that enter each layer, and those that leave the last.
+    """The states [sequences, length, d] that enter the first `count` layers, and leave the last.
 
     They are on the model's home. `advance` is called after each layer.
     """
     states = [embed(model, read, tokens).to(model.home)]
     with torch.no_grad():
-        for index, layer in enumerate(model.layout.layers):
+        for index, layer in enumerate(model.layout.layers[:count]):
             weights = layer_weights(model, read, index)
             states.append(layer_outputs(model, layer, weights, states[-1]))
             advance()

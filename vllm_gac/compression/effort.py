@@ -84,7 +84,8 @@ class Work:
     def disk_bytes(self) -> int:
         """Most bytes on disk: statistics, metrics, gradients, and hidden states around a layer."""
         metrics = 4 * len(self.layout.layers) * sum(n * n for n in self._metrics)
-        states = 2 * (self.measured.tokens + self.measured.probe_tokens) * self._state_bytes
+        of = self.measured
+        states = 2 * max(of.tokens + of.probe_tokens, DRAWS * of.probe_tokens) * self._state_bytes
         return self.file_bytes + metrics + self._gradients + states
 
     @property

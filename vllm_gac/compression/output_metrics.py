@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from vllm_gac.compression.backward import backward
-from vllm_gac.compression.methods.statistics import of_input
+from vllm_gac.compression.backward import Keep, Stopped, backward
+from vllm_gac.compression.methods.statistics import metric_of, of_input
 from vllm_gac.compression.moments import second_moment, shrunk
 from vllm_gac.compression.reference_model import Reference, batches, layer_forward
 
@@ -25,8 +25,9 @@ def measure_output_metrics(
     read: Callable[[str], torch.Tensor],
     tokens: torch.Tensor,
     linears: Sequence[str],
-    keep: Callable[[int, Mapping[str, torch.Tensor]], object],
+    keep: Keep,
     *,
+    stopped: Stopped | None = None,
     progress: bool = False,
 ) -> None:
     """Measure the metrics of `linears` in every layer, and pass them on.
@@ -36,8 +37,8 @@ def measure_output_metrics(
         read: Reads its tensors.
         tokens: Token ids [count, length], with a length of at least 2.
         linears: The names of the linears, e.g. "mlp.up_proj".
-        keep: Called with the index of each layer, the last one first, and its metrics by linear,
-            fp64 on the model's device.
+        keep: What is measured are metrics by `metric_of`, fp64 on the model's device.
+        stopped: Where a pass to go on with was stopped.
         progress: Whether to show a progress bar on stderr.
     """
 
@@ -48,10 +49,10 @@ def measure_output_metrics(
         incoming: torch.Tensor,
     ) -> torch.Tensor:
         outgoing, metrics = _backward(model, index, weights, hidden, incoming[0], linears)
-        keep(index, metrics)
+        keep(index, {metric_of(name): metric for name, metric in metrics.items()}, outgoing[None])
         return outgoing[None]
 
-    backward(model, read, tokens, through, progress=progress)
+    backward(model, read, tokens, through, stopped=stopped, progress=progress)
 
 
 def _backward(

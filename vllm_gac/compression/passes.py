@@ -4,15 +4,18 @@ If linear layers may be factorized, a first pass over fewer tokens measures what
 outputs cost (output_metrics.py). If plans are to be made, another pass keeps gradients by the
 output of each layer for text that was set aside (probes.py). In the pass that measures everything
 else, memory holds the weights and statistics of one layer, and the hidden states of the calibration
-sequences. While a layer is computed, a thread writes the statistics of the layer before it, what
-its probes lose and the hidden states, so that a run that was stopped continues there.
+sequences. While a layer is computed, a thread writes the statistics of the layer before it and what
+its probes lose. From time to time each pass keeps the hidden states or gradients between two
+layers, so that a run that was stopped continues there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
+from time import monotonic
 
 import torch
 from torch.nn.functional import pad, rms_norm
@@ -63,6 +66,11 @@ from vllm_gac.layout.dims import LayerLayout, ValueLayout
 from vllm_gac.runs.kept_tensors import kept_tensors
 from vllm_gac.texts.token_text import evenly_spread
 
+# What is kept of a pass for its continuation is large: a stop may cost so much work, and a layer.
+_KEEP_SECONDS = 20.0
+# The kinds of files (`_path`).
+_KEPT = ("hidden", "metrics", "gradients", "metrics-by-input", "gradients-by-input")
+
 
 def measure_statistics(
     checkpoint: Checkpoint,
@@ -88,9 +96,7 @@ def measure_statistics(
         progress: Whether to show progress bars on stderr.
     """
     if not file.begun:
-        for index in range(len(checkpoint.layout.layers)):
-            _path(file, "metrics", index).unlink(missing_ok=True)
-            _path(file, "gradients", index).unlink(missing_ok=True)
+        _remove(file, range(len(checkpoint.layout.layers) + 1), *_KEPT)
         file.start()
     with checkpoint.reader() as read_file:
         # Five passes read the weights.
@@ -120,42 +126,63 @@ class _Run:
         """The text that probes run on."""
         return self.held[: self.measured.probe_tokens // self.held.shape[1]]
 
-    def missing(self) -> range:
-        """The layers that are not on disk yet."""
-        return range(self.file.whole_layers(), len(self.model.layout.layers))
+
+@dataclass(slots=True)
+class _Pause:
+    """Whether what a pass needs to go on after a stop is to be kept again."""
+
+    since: float = field(default_factory=monotonic)
+
+    def over(self) -> bool:
+        """Whether it was long enough, so that the next pause begins."""
+        if monotonic() - self.since < _KEEP_SECONDS:
+            return False
+        self.since = monotonic()
+        return True
 
 
 def _measure_metrics(run: _Run) -> None:
-    """Write the metrics of every layer whose statistics are not on disk yet to a file of its own.
-
-    A pass that was stopped begins anew: it takes much less time than the statistics.
-    """
-    file, linears = run.file, run.measured.metrics
-    if not linears or all(_path(file, "metrics", index).exists() for index in run.missing()):
-        return
-
-    def keep(index: int, metrics: Mapping[str, torch.Tensor]) -> None:
-        stored = {metric_of(name): m.to("cpu", torch.float32) for name, m in metrics.items()}
-        write_tensors(_path(file, "metrics", index), stored)
-
-    count = run.measured.metric_tokens // run.tokens.shape[1]
-    some = run.tokens[evenly_spread(count, len(run.tokens))]
-    measure_output_metrics(run.model, run.read, some, linears, keep, progress=run.progress)
+    """Write the metrics of every layer that is not on disk yet to a file of its own."""
+    if linears := run.measured.metrics:
+        count = run.measured.metric_tokens // run.tokens.shape[1]
+        some = run.tokens[evenly_spread(count, len(run.tokens))]
+        _back(run, "metrics", some, 1, measure_output_metrics, linears)
 
 
 def _measure_gradients(run: _Run) -> None:
-    """Write the gradients that probes need of every layer that is not on disk yet.
+    """Write the gradients that probes need of every layer that is not on disk yet."""
+    if len(run.probed):
+        _back(run, "gradients", run.probed, DRAWS, measure_gradients)
 
-    As with metrics, a pass that was stopped begins anew.
-    """
-    file = run.file
-    if not len(run.probed) or all(_path(file, "gradients", i).exists() for i in run.missing()):
+
+def _back(
+    run: _Run,
+    what: str,
+    tokens: torch.Tensor,
+    draws: int,
+    measure: Callable[..., None],
+    *arguments: object,
+) -> None:
+    """Have a backward pass over `tokens` [count, length] `measure` what is not on disk yet."""
+    file, layers, pause = run.file, len(run.model.layout.layers), _Pause()
+    if all(_path(file, what, index).exists() for index in range(file.whole_layers(), layers)):
         return
+    by_input, stopped = f"{what}-by-input", None
+    for left in reversed(range(1, layers)):
+        if (path := _path(file, by_input, left)).exists():
+            expected = {by_input: (draws, *tokens.shape, run.model.layout.hidden_size)}
+            stopped = left, kept_tensors(path, expected)[by_input].to(run.model.home)
 
-    def keep(index: int, gradients: torch.Tensor) -> None:
-        write_tensors(_path(file, "gradients", index), {"gradients": gradients.cpu()})
+    def keep(index: int, tensors: Mapping[str, torch.Tensor], entering: torch.Tensor) -> None:
+        stored = {name: tensor.to("cpu", torch.float32) for name, tensor in tensors.items()}
+        write_tensors(_path(file, what, index), stored)
+        if index and pause.over():
+            write_tensors(_path(file, by_input, index), {by_input: entering.cpu()})
+            _remove(file, range(index + 1, layers), by_input)
 
-    measure_gradients(run.model, run.read, run.probed, keep, progress=run.progress)
+    options = {"keep": keep, "stopped": stopped, "progress": run.progress}
+    measure(run.model, run.read, tokens, *arguments, **options)
+    _remove(file, range(layers), by_input)
 
 
 def _stream(run: _Run) -> None:
@@ -163,9 +190,12 @@ def _stream(run: _Run) -> None:
     file, measured, model, read = run.file, run.measured, run.model, run.read
     layers, compressors = len(model.layout.layers), measured.compressors(model.layout)
     tried = probes(model.layout, measured.methods)
-    done = file.whole_layers()
-    done = done if _path(file, "hidden", done).exists() else 0
+    # 0 if there are none.
+    done = max(
+        i for i in range(file.whole_layers() + 1) if not i or _path(file, "hidden", i).exists()
+    )
     written: Future[None] | None = None
+    pause = _Pause()
     with torch.inference_mode(), ThreadPoolExecutor(1) as writer:
         if done:
             size = model.layout.hidden_size
@@ -205,23 +235,23 @@ def _stream(run: _Run) -> None:
                     errors[PROBES] = _probed(run, index, layer, tried, held)
                     held = layer_outputs(model, model.layout.layers[index], weights, held)
                     bar.update(len(held))
-                states = {"hidden": hidden, "held": held}
                 if written is not None:
                     written.result()
-                written = writer.submit(_write_layer, file, index, states, {**stats, **errors})
+                states = {"hidden": hidden, "held": held} if pause.over() else {}
+                written = writer.submit(_write_layer, file, index, {**stats, **errors}, states)
         if written is not None:
             written.result()
 
 
 def _write_layer(
-    file: StatsFile, index: int, leaving: Mapping[str, torch.Tensor], stats: LayerStats
+    file: StatsFile, index: int, stats: LayerStats, leaving: Mapping[str, torch.Tensor]
 ) -> None:
-    """Write what was measured of layer `index`, and the hidden states that leave it before."""
-    shapes = {name: states.shape for name, states in leaving.items()}
-    write_floats(_path(file, "hidden", index + 1), shapes, leaving.values(), {})
+    """Write what was measured of layer `index`, and the hidden states that leave it, if any."""
     file.append(index, stats)
-    for what in ("hidden", "metrics", "gradients"):
-        _path(file, what, index).unlink(missing_ok=True)
+    if leaving:
+        shapes = {name: states.shape for name, states in leaving.items()}
+        write_floats(_path(file, "hidden", index + 1), shapes, leaving.values(), {})
+        _remove(file, range(index + 1), "hidden", "metrics", "gradients")
 
 
 def _probed(
@@ -252,10 +282,16 @@ def _read_metrics(run: _Run, index: int, linears: Sequence[str]) -> dict[str, to
 def _path(file: StatsFile, what: str, layer: int) -> Path:
     """A file that is kept until the statistics of `layer` are written.
 
-    It has the metrics of the layer, the gradients by what leaves it, or the hidden states that
-    enter it.
+    It has the metrics of the layer, the gradients by some of what leaves it, the hidden states that
+    enter it, or all gradients by these, which the pass of the metrics or of the gradients goes on
+    with.
     """
     return file.path.with_name(f"{what}-{layer:04}.safetensors")
+
+
+def _remove(file: StatsFile, layers: Iterable[int], *kinds: str) -> None:
+    for what, layer in product(kinds, layers):
+        _path(file, what, layer).unlink(missing_ok=True)
 
 
 def observe_layer(

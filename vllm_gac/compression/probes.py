@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from vllm_gac.compression.backward import backward
+from vllm_gac.compression.backward import Keep, Stopped, backward
 from vllm_gac.compression.methods.base import MeasuredLayer, Probe
 from vllm_gac.compression.methods.registry import compress_layer, methods_of
 from vllm_gac.compression.reference_model import (
@@ -50,9 +50,10 @@ def measure_gradients(
     model: Reference,
     read: Callable[[str], torch.Tensor],
     tokens: torch.Tensor,
-    keep: Callable[[int, torch.Tensor], object],
+    keep: Keep,
     *,
     draws: int = DRAWS,
+    stopped: Stopped | None = None,
     progress: bool = False,
 ) -> None:
     """Gradients of the loss by the output of every layer, for next tokens that are drawn.
@@ -61,9 +62,10 @@ def measure_gradients(
         model: The dense model.
         read: Reads its tensors.
         tokens: Token ids [count, length], with a length of at least 2.
-        keep: Called with the index of each layer, the last one first, and its gradients
-            [draws, count, positions, hidden].
+        keep: What is measured are "gradients" [draws, count, positions, hidden]. Those by what
+            enters the first layer are not computed.
         draws: How often the next token of every token is drawn.
+        stopped: Where a pass to go on with was stopped.
         progress: Whether to show a progress bar on stderr.
     """
     at = positions(tokens.shape[1])
@@ -74,7 +76,6 @@ def measure_gradients(
         hidden: torch.Tensor,
         incoming: torch.Tensor,
     ) -> torch.Tensor:
-        keep(index, incoming[:, :, at].contiguous())
         outgoing, begin = torch.empty_like(incoming), 0
         for states in batches(hidden) if index else ():
             rows = slice(begin, begin := begin + len(states))
@@ -85,10 +86,18 @@ def measure_gradients(
                     left, entering, gradient.to(model.device), retain_graph=True
                 )
                 outgoing[draw, rows] = by_input
+        keep(index, {"gradients": incoming[:, :, at].contiguous()}, outgoing)
         return outgoing
 
     backward(
-        model, read, tokens, through, draws=draws, description="probe gradients", progress=progress
+        model,
+        read,
+        tokens,
+        through,
+        draws=draws,
+        stopped=stopped,
+        description="probe gradients",
+        progress=progress,
     )
 
 
