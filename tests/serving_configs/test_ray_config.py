@@ -1,68 +1,51 @@
-"""The Serve config files fit the application and the flags they name; what does not is refused."""
+"""The Serve config files fit Ray's application and vLLM's arguments."""
 
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.serving_configs.programs import CONFIGS, ROOT
+from tests.serving_configs.programs import CONFIGS
 
 pytest.importorskip("ray")
 
-from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
 
-from serving_configs.ray.app import application
-
 FILES = sorted((CONFIGS / "ray").glob("*.yaml"))
-
-
-def loaded(name: str) -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load((CONFIGS / "ray" / name).read_text())
-    return config
-
-
-def named(flags: str) -> dict[str, Any]:
-    """The file of serving_configs/vllm that the flags name, here or in the image."""
-    words = shlex.split(flags)
-    path = words[words.index("--config") + 1].replace("/etc/vllm-gac", "serving_configs/vllm")
-    config: dict[str, Any] = yaml.safe_load((ROOT / path).read_text())
-    return config
+# Of the server in front of an engine, which is Serve here.
+OF_A_SERVER = {
+    "served-model-name",
+    "max-num-queued-reqs",
+    "shutdown-timeout",
+    "disable-access-log-for-endpoints",
+    "disable-fastapi-docs",
+}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_config_files_match_the_serve_schema(path: Path) -> None:
-    (served,) = ServeDeploySchema.model_validate(loaded(path.name)).applications
-    assert served.import_path == "serving_configs.ray.app:application"
-    (deployment,) = served.deployments
-    assert application(served.args)._bound_deployment.name == deployment.name
+def test_config_files_match_the_schemas(path: Path) -> None:
+    from ray.serve.llm import LLMConfig
 
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_serve_limits_match_vllm_flags(path: Path) -> None:
-    (served,) = loaded(path.name)["applications"]
-    (deployment,) = served["deployments"]
-    flags = named(served["args"]["flags"])
-    assert deployment["max_ongoing_requests"] == flags["max-num-queued-reqs"]
-    # Serve ends a replica after this; before, it may take vLLM this to drain.
-    assert deployment.get("graceful_shutdown_timeout_s", 120) > flags["shutdown-timeout"]
+    (served,) = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text())).applications
+    (raw,) = served.args["llm_configs"]
+    deployment = LLMConfig.model_validate(raw).deployment_config
     if scaling := deployment.get("autoscaling_config"):
-        assert 0 < scaling["target_ongoing_requests"] < flags["max-num-seqs"]
+        assert 0 < scaling["target_ongoing_requests"] < raw["engine_kwargs"]["max_num_seqs"]
 
 
 @pytest.mark.parametrize(
-    ("args", "named"),
-    [
-        ({}, "args.model"),
-        ({"model": 7}, "args.model"),
-        ({"model": "m", "flag": ""}, "args.flag"),
-        ({"model": "m", "flags": ["--seed", "1"]}, "args.flags"),
-        ({"model": "m", "flags": "--served-model-name 'm"}, "args.flags"),
-        ({"model": "m", "flags": "--load-format gac --port=8001"}, "--port"),
-    ],
+    ("name", "vllm"), [("cpu-demo", "cpu-demo"), ("one-gpu-replicas", "one-gpu")]
 )
-def test_invalid_arguments_are_refused(args: dict[str, Any], named: str) -> None:
-    with pytest.raises(RayServeException, match=named):
-        application(args)
+def test_engines_have_the_flags_of_vllm_serve(name: str, vllm: str) -> None:
+    config = yaml.safe_load((CONFIGS / "ray" / f"{name}.yaml").read_text())
+    (of_model,) = config["applications"][0]["args"]["llm_configs"]
+    flags: dict[str, Any] = yaml.safe_load((CONFIGS / "vllm" / f"{vllm}.yaml").read_text())
+    expected = {
+        flag: 10**9 if value == "1G" else value
+        for flag, value in flags.items()
+        if flag not in OF_A_SERVER
+    }
+    grammar = of_model["engine_kwargs"].pop("structured_outputs_config")
+    engine = {key.replace("_", "-"): value for key, value in of_model["engine_kwargs"].items()}
+    assert engine | {"structured-outputs-config.backend": grammar["backend"]} == expected
