@@ -140,7 +140,8 @@ def main() -> None:
     """Print them."""
     jobs = [
         # While the model comes: no other job needs the GPU then.
-        job("latent", "python3 -m benchmarks.kernels.latent_rebuild", 30) | {"alone": True},
+        job("latent", "python3 -m benchmarks.kernels.latent_rebuild $RESULTS/speed.jsonl", 35)
+        | {"alone": True},
         *before_all(),
         *(make(row, 130, "calibrate") for row in _FIRST),
         job("small-model", _SMALL_MODEL, 30, gpu=False),
