@@ -5,12 +5,7 @@ quotes the sources; where releases say it differently, it quotes each of them. A
 may be a harmless change: read what took its place, and correct the quote or our code.
 """
 
-import ast
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-from tools.vllm_contract.sources import Definition, Release
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,6 @@ _LLAMA = "vllm.model_executor.models.llama"
 _LOADERS = "vllm.model_executor.model_loader"
 _COMPRESSED = "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors"
 _FA = "vllm.vllm_flash_attn"
-_CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
 
 BEHAVIOURS = (
     # Registration
@@ -253,8 +247,9 @@ OVERRIDDEN = {
         "_init_reorder_batch_threshold"
     ),
     ("vllm.v1.attention.backend", "AttentionImpl"): "forward",
+    ("vllm.model_executor.model_loader.base_loader", "BaseModelLoader"): "create_model",
     ("vllm.model_executor.model_loader.default_loader", "DefaultModelLoader"): (
-        "create_model load_weights get_all_weights _prepare_weights"
+        "load_weights get_all_weights _prepare_weights"
     ),
     ("vllm.model_executor.models.llama", "LlamaForCausalLM"): "_init_model",
     ("vllm.model_executor.models.llama", "LlamaModel"): "load_weights",
@@ -269,56 +264,3 @@ OVERRIDDEN = {
         "enable_prefix_caching skip_tokenizer_init enforce_eager use_tqdm_on_load"
     ),
 }
-
-
-def changed_behaviours(release: Release) -> Iterator[str]:
-    """A sentence for everything that the sources of `release` do not say, or say otherwise."""
-    for behaviour in BEHAVIOURS:
-        if behaviour.of_cuda_builds and release.module(f"{_FA}.cute") is None:
-            continue
-        fault = _fault(release, behaviour)
-        if fault is not None:
-            yield f"{behaviour.module}.{behaviour.name} {fault}: check that {behaviour.why}"
-    for (module, name), attributes in OVERRIDDEN.items():
-        cls = release.find(module, name)
-        for attribute in attributes.split():
-            if cls is None or release.attribute(cls, attribute) is None:
-                yield f"{module}.{name} has no {attribute}, which ours replaces or sets"
-    yield from _connectors(release)
-
-
-def _fault(release: Release, behaviour: Behaviour) -> str | None:
-    owner, _, member = behaviour.name.partition(".")
-    definition = release.find(behaviour.module, owner)
-    if definition is not None and member:
-        definition = release.attribute(definition, member)
-    if definition is None:
-        return "is not there"
-    source = _plain(ast.unparse(definition.node))
-    if any(_plain(quote) in source for quote in behaviour.quotes):
-        return None
-    return "does not say " + " or ".join(f"`{quote}`" for quote in behaviour.quotes)
-
-
-def _plain(code: str) -> str:
-    return re.sub(r"\s+", "", code)
-
-
-def _connectors(release: Release) -> Iterator[str]:
-    """Connectors that serving/config/kv_transfer.py allows and vLLM does not have."""
-    ours, factory = "vllm_gac.serving.config.kv_transfer", f"{_CONNECTORS}.factory"
-    module = release.module(factory) or ast.Module([], [])
-    calls = [x for x in ast.walk(module) if isinstance(x, ast.Call) and x.args]
-    names = [x.args[0] for x in calls if ast.unparse(x.func).endswith(".register_connector")]
-    registered = {str(x.value) for x in names if isinstance(x, ast.Constant)}
-    for name in _keys(release.find(ours, "SEEN_TO_WORK")):
-        if name not in registered:
-            yield f"{factory} has no connector {name}, which {ours} allows"
-
-
-def _keys(definition: Definition | None) -> list[str]:
-    """The keys of a dictionary that is assigned to a name."""
-    assert definition is not None
-    assert isinstance(definition.node, ast.Assign)
-    assert isinstance(definition.node.value, ast.Dict)
-    return [str(x.value) for x in definition.node.value.keys if isinstance(x, ast.Constant)]
