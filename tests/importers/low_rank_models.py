@@ -40,27 +40,11 @@ def asvd(raw: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def asvd_arena(raw: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    rewritten = {"model_type": "asvd_llama", "architectures": ["TransformersForCausalLM"]}
-    return asvd(raw, ranks) | rewritten
-
-
-def arena(raw: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    return {
-        **raw,
-        "architectures": ["LowRankLlamaForCausalLM"],
-        "low_rank_modules": {name: {"rank": rank} for name, rank in ranks.items()},
-        "low_rank_method": "zero_sum_svd",
-        "low_rank_schema": "ABLinear",
-        "low_rank_format_version": 1,
-        "auto_map": {"AutoConfig": "configuration_lowrank_llama.LowRankLlamaConfig"},
-    }
-
-
 TOOLS = {
     "asvd": Tool("asvd", "BLinear", "ALinear", asvd),
-    "asvd, arena": Tool("asvd", "BLinear", "ALinear", asvd_arena),
-    "arena": Tool("low-rank", "BLinear", "ALinear", arena),
+    "asvd, renamed": Tool(
+        "asvd", "BLinear", "ALinear", lambda *args: asvd(*args) | {"model_type": "asvd_llama"}
+    ),
     "svd-llm": Tool(
         "svd-llm",
         "v_proj",

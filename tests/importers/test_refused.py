@@ -14,14 +14,8 @@ K = "model.layers.0.self_attn.k_proj"
 BLOCK: dict[str, Any] = {"attention": {"n_heads_in_group": 2}, "ffn": {"intermediate_size": 48}}
 
 
-def ranked(rank: Any, linear: str = Q) -> list[dict[str, Any]]:
-    """A model of each tool that writes a rank for each linear."""
-    return [
-        config(architectures=["ASVDLlamaForCausalLM"], truncation_ranks={linear: rank}),
-        config(
-            architectures=["LowRankLlamaForCausalLM"], low_rank_modules={linear: {"rank": rank}}
-        ),
-    ]
+def ranked(rank: Any, linear: str = Q) -> dict[str, Any]:
+    return config(architectures=["ASVDLlamaForCausalLM"], truncation_ranks={linear: rank})
 
 
 def layered(**dims: Any) -> dict[str, Any]:
@@ -35,10 +29,10 @@ def blocks(part: str, **changes: Any) -> dict[str, Any]:
 
 # What the message names, and the configs that it is about.
 CONFIGS: dict[str, list[dict[str, Any]]] = {
-    Q: [raw for bad in (0, -1, True, "8", None, [8]) for raw in ranked(bad)],
-    "layers.9": ranked(8, "model.layers.9.self_attn.k_proj"),
-    "embed_tokens": ranked(8, "model.embed_tokens"),
-    "num_hidden_layers": [raw | {"num_hidden_layers": 10**9} for raw in ranked(8)],
+    Q: [ranked(bad) for bad in (0, -1, True, "8", None, [8])],
+    "layers.9": [ranked(8, "model.layers.9.self_attn.k_proj")],
+    "embed_tokens": [ranked(8, "model.embed_tokens")],
+    "num_hidden_layers": [ranked(8) | {"num_hidden_layers": 10**9}],
     "intermediate_size": [layered(intermediate_size=-1), layered(intermediate_size="8"),
                           blocks("ffn", intermediate_size=-1)],
     "layer 0": [layered(num_key_value_heads=3)],
@@ -62,8 +56,8 @@ def test_invalid_keys_are_named(named: str, tmp_path: Path) -> None:
 
 # By case: the config, a tensor, and a shape that it cannot have; None: it is missing.
 TENSORS: dict[str, tuple[dict[str, Any], str, tuple[int, ...] | None]] = {
-    "asvd without a factor": (ranked(8)[0], f"{Q}.ALinear.weight", None),
-    "asvd, another rank": (ranked(8)[0], f"{Q}.BLinear.weight", (9, 32)),
+    "asvd without a factor": (ranked(8), f"{Q}.ALinear.weight", None),
+    "asvd, another rank": (ranked(8), f"{Q}.BLinear.weight", (9, 32)),
     "a wide layer": (layered(intermediate_size=24), "model.layers.0.mlp.up_proj.weight", (25, 32)),
 }
 

@@ -29,7 +29,6 @@ Format: TypeAlias = Literal[
     "hf-pruned",
     "asvd",
     "svd-llm",
-    "low-rank",
     "per-layer-config",
     "block-configs",
 ]
