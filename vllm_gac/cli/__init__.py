@@ -48,24 +48,6 @@ _VERBS = (
     export,
 )
 
-_REMOVED = {
-    "align": "'plan' chooses aligned dims and 'repair' pads to them",
-    "solve": "'plan' solves the knapsack of a model; for others, use scipy.optimize.milp",
-}
-_REMOVED_OPTIONS = {
-    "--objective": "plans are for the least loss (concave)",
-    "--sensitivity": "losses of ranks are measured by probes",
-    "--whitening": "low-rank linears are made by kfac",
-    "--prune-criterion": "MLP channels are chosen by obs",
-    "--format": "the format of a model is recognized",
-    "--no-refit": "layers are always refitted",
-    "--temperature": "a model is healed at temperature 1",
-    "--hidden-weight": "hidden states are not compared",
-    "--heal": "heal what was written with 'vllm-gac heal'",
-    "--heal-tokens": "heal what was written with 'vllm-gac heal'",
-    "--overwrite": "nothing is replaced; remove the output first",
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status.
@@ -77,13 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may hold any bytes
     known = parser()
-    argv = sys.argv[1:] if argv is None else argv
-    if argv and argv[0] in _REMOVED:
-        known.error(f"there is no verb '{argv[0]}' any more: {_REMOVED[argv[0]]}")
     args, unknown = known.parse_known_args(argv)
-    for option in unknown:
-        if (name := option.partition("=")[0]) in _REMOVED_OPTIONS:
-            args.usage_error(f"there is no {name} any more: {_REMOVED_OPTIONS[name]}")
     if unknown:  # the verb's parser reports this, because its help lists the verb's options
         args.usage_error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
