@@ -1,8 +1,6 @@
 """The gauges and the log line of the stat logger, without a server."""
 
 import re
-from dataclasses import asdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +9,8 @@ import torch
 from prometheus_client import REGISTRY
 from transformers import CONFIG_MAPPING
 
-from tests.serving.models import HETEROGENEOUS, write_model
-from tests.serving.stubs import VllmConfigStub
 from tests.support.model_files import config, gac_config
 from vllm_gac import __version__
-from vllm_gac.gpu.profile import Types
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.serving import metrics
 
@@ -127,24 +122,3 @@ def test_one_process_logs_one_line_that_compares_with_the_dense_model(
     assert len(logged) == lines
     numbers = (LAYOUT.parameters, DENSE.parameters, 2 * LAYOUT.kv_elements, 2 * DENSE.kv_elements)
     assert all(f"{number:,}" in line for line in logged for number in numbers)
-
-
-@pytest.mark.parametrize(
-    ("planned", "types"),
-    [
-        *((asdict(types), types) for types in (Types(), Types("fp8", "fp8"))),
-        *((malformed, None) for malformed in (None, "fp8", [], {"weights": ["fp8"]})),
-        ({"weights": "fp8", "cache": "int2"}, None),
-    ],
-)
-def test_the_types_of_a_plan_are_read_if_they_are_known(planned: Any, types: Types | None) -> None:
-    assert metrics.planned_types({"planned_for": planned}) == types
-
-
-def test_only_types_that_were_not_planned_give_a_warning(tmp_path: Path) -> None:
-    write_model(tmp_path, HETEROGENEOUS)
-    stub: Any = VllmConfigStub(tmp_path)
-    stub.model_config.hf_config.gac["source"] = {"planned_for": asdict(Types())}
-    assert metrics._other_types(stub) is None
-    stub.cache_config.cache_dtype = "fp8"
-    assert "an FP8 cache" in str(metrics._other_types(stub))

@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from prometheus_client import REGISTRY, Gauge
-from pydantic import TypeAdapter, ValidationError
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from vllm_gac.alignment.rules import aligned_dims
 from vllm_gac.gpu.attention_choice import STOCK
-from vllm_gac.gpu.profile import Types
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
 from vllm_gac.layout.families import ARCHITECTURE
@@ -64,8 +62,6 @@ class GacStatLogger(StatLoggerBase):
         # Other data-parallel engines and API servers would repeat the line.
         if self.engine_index == 0 and is_first_api_server(self.vllm_config):
             logger.info("%s", start_line(layout, dense, kv_bytes, room, kernels))
-            if (said := _other_types(self.vllm_config)) is not None:
-                logger.warning("%s", said)
 
     def record(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: no value changes from step to step."""
@@ -92,43 +88,6 @@ def _kv_token_bytes(layout: ModelLayout, vllm_config: VllmConfig) -> int:
     return sum(
         layer.kv_elements * (model_bytes if str(index) in skipped else cached)
         for index, layer in enumerate(layout.layers)
-    )
-
-
-def planned_types(source: Mapping[str, Any]) -> Types | None:
-    """The types that the `source` of config.json names; None if it names none that we know."""
-    try:
-        return TypeAdapter(Types).validate_python(source.get("planned_for"))
-    except ValidationError:
-        return None
-
-
-def _other_types(vllm_config: VllmConfig) -> str | None:
-    """A sentence if the model was planned for other types of weights and cache; else None."""
-    gac = vllm_config.model_config.hf_config.to_dict().get("gac") or {}
-    planned = planned_types(gac.get("source") or {})
-    if planned is None:
-        return None
-    # Not at the top: importing vLLM's layers is slow, and the front end needs them only here.
-    from vllm_gac.serving.config.served_layout import quantizations
-
-    names = quantizations(vllm_config.model_config)
-    served = Types(
-        "fp8" if any(name.startswith("fp8") for name in names) else "bf16",
-        "fp8" if vllm_config.cache_config.cache_dtype.startswith("fp8") else "bf16",
-    )
-    if served == planned:
-        return None
-    return (
-        f"the model was planned for {_named(planned)}, and is served with {_named(served)}: other "
-        "dims may be faster; plan with the --quantization and --kv-cache-dtype that serve"
-    )
-
-
-def _named(types: Types) -> str:
-    return (
-        f"{'FP8' if types.weights == 'fp8' else '16-bit'} weights and "
-        f"{'an FP8' if types.cache == 'fp8' else 'a 16-bit'} cache"
     )
 
 
