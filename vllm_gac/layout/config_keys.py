@@ -7,7 +7,6 @@ vLLM's sources. It fails for a key that we neither honour, nor refuse, nor know 
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from vllm_gac.layout.families import FAMILIES, NAMES, WITH_VISION, Family
@@ -43,11 +42,6 @@ _NOT_NULL = frozenset(
     {"hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "use_cache"}
 )
 
-_YARN = 'rope_type to "yarn" and attention_factor to 0.07 * ln(factor) + 1, as vLLM does'
-# Model types that vLLM serves with Llama's own class, and what their config.json needs besides.
-LLAMAS_CLASS: Mapping[str, str] = MappingProxyType(
-    {"internlm3": "", "iquestcoder": "", "telechat3": f"; if RoPE is telechat3-yarn, set {_YARN}"}
-)
 _NAME = re.compile(r"[\w.+-]{1,60}")
 
 
@@ -89,12 +83,6 @@ def canonical_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _other_family(model_type: str) -> str:
-    if model_type in LLAMAS_CLASS:
-        return (
-            f"model_type {model_type} is a Llama under another name: in a copy of config.json, set "
-            'model_type to "llama" and architectures to ["LlamaForCausalLM"], and remove auto_map'
-            f"{LLAMAS_CLASS[model_type]}"
-        )
     if model_type == WITH_VISION:
         return (
             f"model_type {model_type} is a text model beside a vision model; 'vllm-gac export' "
