@@ -63,36 +63,6 @@ def test_a_skipped_part_costs_next_to_nothing(tmp_path: Path) -> None:
     assert other["intermediate_size"] == 64
 
 
-BLOCKS: list[dict[str, Any]] = [
-    {"attention": {"n_heads_in_group": 4, "no_op": False, "replace_with_linear": False},
-     "ffn": {"ffn_mult": 8.0, "no_op": False, "replace_with_linear": False, "moe": None}},
-    {"attention": {"n_heads_in_group": None, "no_op": True, "window_length": None},
-     "ffn": {"ffn_mult": None, "no_op": True}},
-    {"attention": {"num_key_value_heads": 4, "sparsify": None},
-     "ffn": {"intermediate_size": 80, "hidden_act": "silu", "gated": True},
-     "parallel_blocks": None},
-]  # fmt: skip
-BLOCK_DIMS: list[Dims] = [
-    {"num_key_value_heads": 1, "intermediate_size": 256},
-    {"skip": ["attention", "mlp"]},
-    {"num_key_value_heads": 4, "intermediate_size": 80},
-]
-
-
-@pytest.mark.parametrize("model_type", ["llama", "nemotron-nas", "deci"])
-def test_block_configs(model_type: str, tmp_path: Path) -> None:
-    written = RAW | {
-        "model_type": model_type,
-        "architectures": ["DeciLMForCausalLM"],
-        "auto_map": {"AutoConfig": "configuration_decilm.DeciLMConfig"},
-        "num_key_value_heads": None,
-        "intermediate_size": None,
-        "block_configs": BLOCKS,
-    }
-    model = heterogeneous(RAW, BLOCK_DIMS)
-    assert_same_logits(write(tmp_path, written, model), model, "block-configs")
-
-
 @pytest.mark.parametrize("model_type", [x for x, f in FAMILIES.items() if not f.has_experts])
 def test_puzzletron_of_every_family(model_type: str, tmp_path: Path) -> None:
     """As NVIDIA's Model-Optimizer writes it, with the keys that its vLLM fork wants."""

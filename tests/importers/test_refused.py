@@ -11,7 +11,7 @@ from vllm_gac.steps.verify import verify
 
 Q = "model.layers.0.self_attn.q_proj"
 K = "model.layers.0.self_attn.k_proj"
-BLOCK: dict[str, Any] = {"attention": {"n_heads_in_group": 2}, "ffn": {"intermediate_size": 48}}
+BLOCK: dict[str, Any] = {"attention": {"num_key_value_heads": 2}, "ffn": {"intermediate_size": 48}}
 
 
 def ranked(rank: Any, linear: str = Q) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def layered(**dims: Any) -> dict[str, Any]:
 
 def blocks(part: str, **changes: Any) -> dict[str, Any]:
     block = BLOCK | {part: BLOCK[part] | changes}
-    return config(model_type="nemotron-nas", block_configs=[block, BLOCK])
+    return config(block_configs=[block, BLOCK])
 
 
 # What the message names, and the configs that it is about.
@@ -40,7 +40,7 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
     "0.skip": [layered(skip="mlp"), layered(skip=["router"])],
     "per_layer_config.2": [config(per_layer_config={"2": {}})],
     "replace_with_linear": [blocks("attention", replace_with_linear=True)],
-    "n_heads_in_group": [blocks("attention", n_heads_in_group=3)],
+    "n_heads_in_group": [blocks("attention", n_heads_in_group=2)],
     "hidden_act": [blocks("ffn", hidden_act="gelu")],
     "ffn.moe": [blocks("ffn", moe={"num_experts": 8})],
 }  # fmt: skip

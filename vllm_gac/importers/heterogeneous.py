@@ -26,14 +26,10 @@ _IDLE_HEAD, _IDLE_WIDTH = 8, 64
 # A tensor that every model has; weights that are made up take its dtype.
 _ANY = "model.norm.weight"
 
-# Each family under its own model type, and the types that tools use for what is otherwise a Llama.
-_MODEL_TYPES = {name: name for name in FAMILIES} | {"nemotron-nas": "llama", "deci": "llama"}
-
 
 def has_own_layers(raw: Mapping[str, Any], key: str) -> bool:
     """Whether config.json has `key`, and is of a model type that we serve."""
-    model_type = raw.get("model_type")
-    return isinstance(model_type, str) and model_type in _MODEL_TYPES and bool(raw.get(key))
+    return str(raw.get("model_type")) in FAMILIES and bool(raw.get(key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +54,7 @@ def import_layers(
 ) -> Imported:
     """The model of config `raw` with `layers` of these dims, which the keys `drop` describe."""
     where = str(directory / "config.json")
-    model_type = _MODEL_TYPES[raw["model_type"]]
-    base, dense = dense_of({**_defaults(raw, layers), "model_type": model_type}, where, drop)
+    base, dense = dense_of(_defaults(raw, layers), where, drop)
     if len(layers) != len(dense.layers):
         raise CheckpointError(
             f"{where}: {drop[0]}: {len(layers)} layers, num_hidden_layers says {len(dense.layers)}"

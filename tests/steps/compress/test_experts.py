@@ -75,7 +75,7 @@ def test_verbs_that_do_not_support_experts_refuse_them(
 
 
 def test_a_model_of_another_tool_is_refused(tmp_path: Path) -> None:
-    block = {"attention": {"n_heads_in_group": 2}, "ffn": {"intermediate_size": 32}}
+    block = {"attention": {"num_key_value_heads": 2}, "ffn": {"intermediate_size": 32}}
     raw = RAW | {"block_configs": [block] * 2}
     with pytest.raises(CheckpointError, match="a Qwen3-MoE that another tool compressed"):
         open_any_format(write(tmp_path / "model", raw))
