@@ -124,12 +124,11 @@ def test_create_model_config_refuses_a_changed_dim(overrides: Any, models: Path)
     ("model", "overrides", "expected"),
     [
         ("on", {}, 45),
-        ("on", {"sliding_window": 30}, 30),
         ("on", {"sliding_window": None}, None),  # --disable-sliding-window arrives like this, too
         ("on", {"sliding_window": None, "use_sliding_window": False}, None),
         ("off", {}, None),
         ("off", {"use_sliding_window": False}, None),
-        ("mistral", {"sliding_window": 64}, 64),
+        ("mistral", {}, 45),
         ("mistral", {"sliding_window": None}, None),
     ],
 )
@@ -150,8 +149,9 @@ def test_the_window_that_vllm_honours_is_served(
         ("on", {"max_window_layers": 1}, "max_window_layers"),
         ("on", {"layer_types": ["full_attention"] * 2}, "layer_types"),
         ("off", {"sliding_window": 45}, "sliding_window .*45"),
+        ("mistral", {"sliding_window": 64}, "sliding_window .*64"),
         ("mistral", {"use_sliding_window": False}, "use_sliding_window"),
-        ("llama", {"sliding_window": 64}, "sliding_window: .*64"),
+        ("llama", {"sliding_window": 64}, "sliding_window .*64"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act"),
     ],
 )

@@ -39,7 +39,7 @@ FIXED = (
 )
 # The same of a mixture of experts, whose number has two names.
 FIXED_OF_EXPERTS = ("moe_intermediate_size", "num_experts", "num_local_experts")
-_READ_ONCE = ("use_sliding_window", "max_window_layers", "layer_types")
+_WINDOW = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 _ROPE = ("rope_parameters", "rope_scaling")
 _BESIDE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 _SPELLED_BYTES = 600
@@ -75,37 +75,26 @@ def _check_dims(original: dict[str, Any], current: dict[str, Any]) -> None:
 
 
 def _resolve_window(config: GacConfig, original: dict[str, Any], current: dict[str, Any]) -> None:
-    """Check that options about windows take effect, and let all keys say what they ended in.
+    """Check that options do no more to windows than to leave them out, and do so in all keys.
 
     Without a window, by --disable-sliding-window or an override, no layer has one.
 
     Raises:
-        CheckpointError: An override changes a key that is not read any more, or gives a window to
-            layers that config.json says have none.
+        CheckpointError: An override changes a key about windows otherwise.
     """
-    window, before = current.get("sliding_window"), original.get("sliding_window")
     kinds = original.get("layer_types") or []
-    if window is None and before is not None:
+    if current.get("sliding_window") is None and original.get("sliding_window") is not None:
         if "sliding_attention" in kinds:
             config.layer_types = ["full_attention"] * len(kinds)
             config.use_sliding_window = False
         return
-    for key in _READ_ONCE:
-        value, instead = current.get(key), "change it in config.json instead"
-        if value == original.get(key):
-            continue
-        if key == "use_sliding_window" and value is False:
-            instead = 'for no window, give {"sliding_window": null}'
-        raise CheckpointError(
-            f"--hf-overrides: changes {key} to {sanitize(value)}, which has no effect after "
-            f"config.json is read; {instead}"
-        )
-    if window != before and "full_attention" in kinds:
-        raise CheckpointError(
-            f"--hf-overrides: changes sliding_window to {sanitize(window)}, but config.json says "
-            f"that {kinds.count('full_attention')} of {len(kinds)} layers have none, and vLLM "
-            "gives none; change it in config.json, with use_sliding_window and max_window_layers"
-        )
+    for key in _WINDOW:
+        if (value := current.get(key)) != original.get(key):
+            raise CheckpointError(
+                f"--hf-overrides: changes {key} to {sanitize(value)}, which vLLM may not read "
+                "after config.json is read; change it there, or for no window, give "
+                '{"sliding_window": null}'
+            )
 
 
 def _check_rope(original: dict[str, Any], current: dict[str, Any]) -> None:
