@@ -517,7 +517,6 @@ def test_unsupported_cache_schemes_are_refused(
         hf_config=hf_config,
         runner_type="generate",
         convert_type="none",
-        model_class_overrides={},
     )
     refused = pytest.raises(CheckpointError, match=message) if message else nullcontext()
     with refused:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from vllm.config import AttentionConfig, CacheConfig, ParallelConfig
-from vllm.config.offload import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -258,30 +257,6 @@ def test_heads_too_large_for_the_gpu_are_refused_by_layer(monkeypatch: pytest.Mo
         check_dense()
 
 
-def offloaded(backend: Any = "auto", gigabytes: float = 4, group: int = 0) -> Any:
-    prefetch = PrefetchOffloadConfig(offload_group_size=group)
-    uva = UVAOffloadConfig(cpu_offload_gb=gigabytes)
-    return SimpleNamespace(offload_config=OffloadConfig(backend, uva=uva, prefetch=prefetch))
-
-
-def test_latent_keys_whose_weights_are_lent_by_the_step_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    compressed = latents(1, 96)
-    dense = replace(compressed, layers=compressed.layers[:1])
-    monkeypatch.setattr(engine_options, "is_uva_available", lambda: True)
-    engine_options.check_offloading(offloaded(), compressed)
-    monkeypatch.setenv("VLLM_WEIGHT_OFFLOADING_DISABLE_UVA", "1")
-    for lent in (offloaded(), offloaded("uva", group=2)):
-        with pytest.raises(CheckpointError, match=r"^--cpu-offload-gb: .* layer 1 "):
-            engine_options.check_offloading(lent, compressed)
-        engine_options.check_offloading(lent, dense)
-    for other in (offloaded(gigabytes=0), offloaded("prefetch", group=2), offloaded(group=2)):
-        engine_options.check_offloading(other, compressed)
-    run_on(monkeypatch, None, *MODULES)
-    engine_options.check_offloading(offloaded(), compressed)
-
-
 # ---- experts ---------------------------------------------------------------------------------
 
 
@@ -318,11 +293,6 @@ def test_options_that_were_not_tried_with_experts_are_refused(
     [
         ({}, None),
         ({"runner_type": "draft"}, "draft"),
-        ({"model_class_overrides": {"LlamaForCausalLM": "mine:Llama"}}, None),
-        (
-            {"model_class_overrides": {"GacLlamaForCausalLM": "mine:Llama"}},
-            "--model-class-overrides: .*mine:Llama",
-        ),
         ({"runner_type": "pooling", "convert_type": "embed"}, None),
         ({"runner_type": "pooling", "convert_type": "classify"}, "--convert classify"),
         (
@@ -335,10 +305,10 @@ def test_options_that_were_not_tried_with_experts_are_refused(
         ),
     ],
 )
-def test_a_gac_model_neither_drafts_nor_has_a_head_or_another_class(
+def test_a_gac_model_neither_drafts_nor_has_a_head(
     model: dict[str, Any], named: str | None
 ) -> None:
-    generating = {"runner_type": "generate", "convert_type": "none", "model_class_overrides": {}}
+    generating = {"runner_type": "generate", "convert_type": "none"}
     model_config = requested(**generating | model).model_config
     if named is None:
         engine_options.check_role(model_config)

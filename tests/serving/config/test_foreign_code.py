@@ -82,7 +82,6 @@ def served_by(directory: Path, load_format: str, **overrides: Any) -> str:
         architecture=names[0],
         runner_type="generate",
         convert_type="none",
-        model_class_overrides={},
     )
     steps = {ARCHITECTURE: GacConfigHook, **dict.fromkeys(FOREIGN, ForeignCodeHook)}.get(names[0])
     if steps is not None:

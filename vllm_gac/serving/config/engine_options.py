@@ -11,7 +11,6 @@ from vllm import envs
 from vllm.config.cache import CacheDType
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.utils.platform_utils import is_uva_available
 
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.gpu import decode_fit
@@ -45,18 +44,13 @@ def check_role(model_config: "ModelConfig") -> None:
     """Check that the model is used for something that a gac model can do.
 
     Raises:
-        CheckpointError: It is to draft for another model, to be built by another class, or to
-            classify with a head that its checkpoint does not have.
+        CheckpointError: It is to draft for another model, or to classify with a head that its
+            checkpoint does not have.
     """
     if model_config.runner_type == "draft":
         raise CheckpointError(
             f"--speculative-config: {model_config.model} is a gac model, which cannot draft for "
             "another yet; draft with a dense model, or by n-grams"
-        )
-    if ARCHITECTURE in model_config.model_class_overrides:
-        raise CheckpointError(
-            f"--model-class-overrides: names {model_config.model_class_overrides[ARCHITECTURE]} "
-            f"for {ARCHITECTURE}, whose layers no other class builds; leave it out"
         )
     # vLLM can classify by the logits of given tokens. No gac model has a score.weight.
     by_tokens = getattr(model_config.hf_config, "classifier_from_token", None)
@@ -219,33 +213,6 @@ def _check_attention(vllm_config: "VllmConfig") -> None:
         raise CheckpointError(
             "VLLM_BATCH_INVARIANT is 1; GAC attention splits its work, and a gac model chooses its "
             "GEMM kernels, by the whole batch, so results depend on other requests; unset it"
-        )
-
-
-def check_offloading(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
-    """Check how weights in host memory reach the GPU.
-
-    Raises:
-        CheckpointError: vLLM lends a layer copies of its weights while it runs. Attention rebuilds
-            latent keys with a weight that it holds itself, so it would get none.
-    """
-    offload = vllm_config.offload_config
-    lends = offload.uva.cpu_offload_gb > 0 and offload.prefetch.offload_group_size == 0
-    if offload.offload_backend != "auto":
-        lends = offload.offload_backend == "uva" and offload.uva.cpu_offload_gb > 0
-    if not lends or not current_platform.is_cuda():
-        return
-    if is_uva_available() and not envs.VLLM_WEIGHT_OFFLOADING_DISABLE_UVA:
-        return  # weights in host memory then have addresses on the GPU
-    latent = next((i for i, layer in enumerate(layout.layers) if layer.key.form == "latent"), None)
-    if latent is not None:
-        why = "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA is 1"
-        if not envs.VLLM_WEIGHT_OFFLOADING_DISABLE_UVA:
-            why = "this machine cannot pin memory"
-        raise CheckpointError(
-            f"--cpu-offload-gb: is {offload.uva.cpu_offload_gb:g}, and {why}; vLLM then copies "
-            f"weights for each step, which layer {latent} with latent keys would not see; leave "
-            "out one of the two, or use --offload-backend prefetch"
         )
 
 

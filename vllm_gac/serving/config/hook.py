@@ -13,7 +13,6 @@ from vllm_gac.serving.config.engine_options import (
     check_decode_kernel,
     check_engine_options,
     check_experts,
-    check_offloading,
     check_role,
 )
 from vllm_gac.serving.config.kv_transfer import check_kv_transfer
@@ -67,7 +66,6 @@ class GacConfigHook:
         layout = config.served
         check_kv_transfer(vllm_config, layout)
         check_engine_options(vllm_config)
-        check_offloading(vllm_config, layout)
         check_decode_kernel(vllm_config, layout)
         choose_cache_layout(vllm_config)
         choose_cuda_graphs(vllm_config)
