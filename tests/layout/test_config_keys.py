@@ -32,134 +32,42 @@ SOURCES = (
     "transformers_utils/model_arch_config_convertor.py:ModelArchConfigConvertorBase",
 )
 # The names of variables and attributes that hold a config in vLLM.
-CONFIGS = frozenset(
-    [
-        "config",
-        "cfg",
-        "hf_config",
-        "hf_text_config",
-        "text_config",
-        "inner_hf_config",
-        "inner_text_config",
-    ]
-)
+CONFIGS = {
+    "config", "cfg", "hf_config", "hf_text_config", "text_config", "inner_hf_config",
+    "inner_text_config",
+}  # fmt: skip
 
-HONOURED = {
-    "architectures": "ours, or the dense one",
-    "decoder_sparse_step": "of mixtures of experts: 1, or refused",
-    "attention_bias": "biases of all four, or of none; of Qwen2 not read",
-    "head_dim": "before compression in the gac object, of the cache beside it",
-    "hidden_act": "silu, or refused",
-    "hidden_size": "",
-    "intermediate_size": "of the dense model",
-    "layer_types": "one for all layers, or refused",
-    "llama_4_scaling": "of Ministral 3: agrees with rope_parameters, or refused",
-    "max_position_embeddings": "",
-    "mlp_only_layers": "of mixtures of experts: none, or refused",
-    "moe_intermediate_size": "of mixtures of experts",
-    "norm_topk_prob": "of mixtures of experts",
-    "num_experts": "of mixtures of experts",
-    "num_experts_per_tok": "of mixtures of experts",
-    "mlp_bias": "of Llamas; the tensors are checked",
-    "max_window_layers": "with use_sliding_window: one window for all layers, or refused",
-    "model_type": "one of our families",
-    "num_attention_heads": "",
-    "num_hidden_layers": "",
-    "num_key_value_heads": "",
-    "original_max_position_embeddings": "agrees with rope_parameters, or refused",
-    "qkv_bias": "as attention_bias, or refused; of Qwen2 not read",
-    "quantization_config": "the headers are checked against it",
-    "rms_norm_eps": "",
-    "rope_parameters": "",
-    "sliding_window": "",
-    "tie_word_embeddings": "",
-    "vocab_size": "",
+# The keys that are not refused, by what becomes of them.
+KEYS = {
+    "honoured, or refused where they contradict others or say what is not served": """
+        architectures attention_bias decoder_sparse_step head_dim hidden_act hidden_size
+        intermediate_size layer_types llama_4_scaling max_position_embeddings max_window_layers
+        mlp_bias mlp_only_layers model_type moe_intermediate_size norm_topk_prob
+        num_attention_heads num_experts num_experts_per_tok num_hidden_layers num_key_value_heads
+        original_max_position_embeddings qkv_bias quantization_config rms_norm_eps rope_parameters
+        sliding_window tie_word_embeddings vocab_size""",
+    "of models of other kinds, which layers like ours do not have": """
+        attn_config attn_type_list block_configs chunk_size compress_ratios encoder_config
+        kv_lora_rank layers_block_type mamba_chunk_size model position_encoding_type
+        qk_nope_head_dim qk_rope_head_dim target_layer_count vision_config""",
+    "limits the context, and nothing else; vLLM does so for us": """
+        max_seq_len max_seq_length max_sequence_length max_target_positions model_max_length
+        n_positions seq_len seq_length""",
+    "of mixtures of experts of other families": """
+        moe_num_experts moe_top_k moe_topk n_routed_experts num_experts_per_token
+        num_local_experts top_k top_k_experts""",
+    "of pooling, which is vLLM's own and comes after the last layer": """
+        classifier_from_token embedding_size is_matryoshka matryoshka_dimensions method
+        num_labels position_embedding_type projection_dim projection_size use_pad_token
+        use_sep_token word_embed_proj_dim""",
+    "vLLM's idea of the model's heads; caches and kernels go by our layers'": """
+        hidden_size_per_head multi_query_group_num n_head_kv num_attention_groups num_kv_heads""",
+    "made a gac model by an importer": "is_heterogeneous per_layer_config",
+    "read only with ada_rms_norm_t_cond, which is refused": "ada_rms_norm_t_cond_dim",
+    "an old name; packed tensors under it are refused as strangers": "compression_config",
+    "a dtype or a name, of the server's choice": "dtype head_dtype name_or_path",
 }
-_OTHER_KINDS = "of models of other kinds, which layers like ours do not have"
-_CONTEXT = "limits the context, and nothing else; vLLM does so for us"
-_EXPERTS = "of mixtures of experts of other families"
-_POOLING = "of pooling, which is vLLM's own and comes after the last layer"
-HARMLESS = {
-    **dict.fromkeys(
-        [
-            "attn_config",
-            "attn_type_list",
-            "block_configs",
-            "chunk_size",
-            "compress_ratios",
-            "encoder_config",
-            "kv_lora_rank",
-            "layers_block_type",
-            "mamba_chunk_size",
-            "model",
-            "position_encoding_type",
-            "qk_nope_head_dim",
-            "qk_rope_head_dim",
-            "vision_config",
-        ],
-        _OTHER_KINDS,
-    ),
-    **dict.fromkeys(
-        [
-            "max_seq_len",
-            "max_seq_length",
-            "max_sequence_length",
-            "max_target_positions",
-            "model_max_length",
-            "n_positions",
-            "seq_len",
-            "seq_length",
-        ],
-        _CONTEXT,
-    ),
-    **dict.fromkeys(
-        [
-            "moe_num_experts",
-            "moe_top_k",
-            "moe_topk",
-            "n_routed_experts",
-            "num_experts_per_token",
-            "num_local_experts",
-            "top_k",
-            "top_k_experts",
-        ],
-        _EXPERTS,
-    ),
-    **dict.fromkeys(
-        [
-            "classifier_from_token",
-            "embedding_size",
-            "is_matryoshka",
-            "matryoshka_dimensions",
-            "method",
-            "num_labels",
-            "position_embedding_type",
-            "projection_dim",
-            "projection_size",
-            "word_embed_proj_dim",
-            "use_pad_token",
-            "use_sep_token",
-        ],
-        _POOLING,
-    ),
-    **dict.fromkeys(
-        [
-            "hidden_size_per_head",
-            "multi_query_group_num",
-            "n_head_kv",
-            "num_attention_groups",
-            "num_kv_heads",
-        ],
-        "vLLM's idea of the model's heads; caches and kernels go by our layers'",
-    ),
-    **dict.fromkeys(("is_heterogeneous", "per_layer_config"), "made a gac model by an importer"),
-    "ada_rms_norm_t_cond_dim": "read only with ada_rms_norm_t_cond, which is refused",
-    "compression_config": "an old name; packed tensors under it are refused as strangers",
-    "dtype": "as stored, or as the server is told",
-    "head_dtype": "vLLM's own, at the unembedding",
-    "name_or_path": "",
-    "target_layer_count": "of drafting models, which ours cannot be",
-}
+KNOWN = {key for keys in KEYS.values() for key in keys.split()}
 # What only one of the supported releases reads.
 OF_ONE_RELEASE = {"compress_ratios", "top_k", "word_embed_proj_dim"}
 # Methods of a config, and attributes that are no keys.
@@ -233,10 +141,10 @@ def test_no_key_that_vllm_reads_is_unknown_to_us() -> None:
     read = {key for path in SOURCES for key in keys_read(_source(path), aliases)}
     read -= NOT_KEYS | CONFIGS
     assert {"is_causal", "layer_types", "logit_scale", "llama_4_scaling", "n_positions"} <= read
-    assert read - HONOURED.keys() - HARMLESS.keys() - REFUSED.keys() == set()
+    assert read - KNOWN - REFUSED.keys() == set()
     # Keys that vLLM no longer reads must not be in the table. Its RoPE reads these.
     assert REFUSED.keys() - read == {"rotary_emb_base", "rotary_emb_fraction", "rotary_pct"}
-    assert (HONOURED.keys() | HARMLESS.keys()) - read - OF_ONE_RELEASE == set()
+    assert KNOWN - read - OF_ONE_RELEASE == set()
 
 
 AT_WORK: dict[str, Any] = {
