@@ -2,6 +2,7 @@
 
 import os
 import struct
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from vllm_gac.checkpoint.headers import TensorInfo, read_headers
 from vllm_gac.checkpoint.locate import locate_weights
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.checkpoint.tensor_files import ShardFiles
-from vllm_gac.errors import CheckpointError
+from vllm_gac.errors import CheckpointError, DiskError
 
 TENSORS = {
     **{name: torch.randn(5, 7).to(dtype.torch) for name, dtype in DTYPES.items()},
@@ -101,9 +102,50 @@ def test_large_numbers_and_denormals_are_accepted(dtype: str, value: bytes, tmp_
     assert list(faults(open_checkpoint(tmp_path), finite=True)) == []
 
 
-def test_a_shard_that_shrinks_after_its_header_was_read_is_refused(tmp_path: Path) -> None:
-    path = write_model(tmp_path, config()) / "model.safetensors"
-    checkpoint = open_checkpoint(tmp_path)
-    os.truncate(path, path.stat().st_size - 100)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        list(faults(checkpoint, finite=True))
+# ---- files that change after their header was read --------------------------------------------
+
+
+def replaced(shard: Path) -> None:
+    other = shard.with_name("other")
+    other.write_bytes(shard.read_bytes() + bytes(64))
+    other.replace(shard)
+
+
+def rewritten(shard: Path) -> None:
+    with shard.open("r+b") as file:
+        file.seek(-64, os.SEEK_END)
+        file.write(bytes(64))
+    os.utime(shard, (1, 1))  # two writes may be at the same time
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "removed": Path.unlink,
+    "emptied": lambda shard: os.truncate(shard, 0),
+    "one byte short": lambda shard: os.truncate(shard, shard.stat().st_size - 1),
+    "replaced": replaced,
+    "rewritten": rewritten,
+    "a directory": lambda shard: (shard.unlink(), shard.mkdir()),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_file_that_changed_is_refused(case: str, tmp_path: Path) -> None:
+    shard = write_model(tmp_path, config()) / "model.safetensors"
+    with open_checkpoint(tmp_path).reader() as read:
+        CHANGES[case](shard)
+        with pytest.raises((CheckpointError, DiskError), match=r"model\.safetensors"):
+            read("model.norm.weight")
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_an_open_file_is_read_to_its_end_or_refused(case: str, tmp_path: Path) -> None:
+    """With a memory-mapped file, SIGBUS would kill the process."""
+    shard = write_model(tmp_path, config()) / "model.safetensors"
+    with open_checkpoint(tmp_path).reader() as read:
+        norm = read("model.norm.weight")
+        CHANGES[case](shard)
+        if case in ("removed", "replaced", "a directory"):
+            assert torch.equal(read("model.norm.weight"), norm)
+            return
+        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+            read("model.norm.weight")
