@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.support.model_files import config, gac_config, write_model
@@ -18,30 +17,12 @@ def made(directory: Path, raw: dict[str, Any] | None = None, card: str = "") -> 
     return base_model(open_checkpoint(directory))
 
 
-def test_a_snapshot_of_the_cache_has_the_name_of_its_repository(tmp_path: Path) -> None:
+def test_a_model_has_the_name_of_its_repository_or_directory(tmp_path: Path) -> None:
     snapshot = tmp_path / "models--meta-llama--Llama-3.1-8B" / "snapshots" / "d04e592bb4f6"
-    base = made(snapshot, config(_name_or_path="/home/somebody/checkpoint"))
+    base = made(snapshot)
     assert base.name == base.hub_id == "meta-llama/Llama-3.1-8B"
-
-
-@pytest.mark.parametrize(
-    ("named", "name"),
-    [
-        ("jeffwan/llama-7b-hf", "llama-7b-hf"),
-        ("models/llama", "llama"),
-        ("/data/llama", None),
-        ("../llama", None),
-        ("-x/y", None),
-        ("a/b/c", None),
-        ("a/b\nlicense: mit", None),
-        (7, None),
-    ],
-)
-def test_a_config_may_tell_a_plain_name_but_not_one_on_the_hub(
-    tmp_path: Path, named: Any, name: str | None
-) -> None:
-    base = made(tmp_path / "my [model]", config(_name_or_path=named))
-    assert (base.name, base.hub_id) == (name or "my ?model?", None)
+    base = made(tmp_path / "my [model]")
+    assert (base.name, base.hub_id) == ("my ?model?", None)
 
 
 def test_the_licence_is_that_of_the_card_or_of_the_file(tmp_path: Path) -> None:

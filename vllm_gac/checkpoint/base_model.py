@@ -71,13 +71,13 @@ class BaseModel:
 def base_model(checkpoint: Checkpoint) -> BaseModel:
     """What `checkpoint` says about itself.
 
-    A model in a Hub cache has the name that it has on the Hub. Any other model has a plain name,
-    from its config.json or its directory. A model that is already compressed keeps the base model
-    that its card names. The licence is the one that the card names, else the LICENSE file.
+    A model in a Hub cache has the name that it has on the Hub, any other one that of its directory.
+    A model that is already compressed keeps the base model that its card names. The licence is the
+    one that the card names, else the LICENSE file.
     """
     directory = checkpoint.directory.resolve()
     hub_id, revision = cached_id(directory) or (None, None)
-    name, front = hub_id or _plain_name(checkpoint), _front_matter(directory)
+    name, front = hub_id or _printable(directory.name), _front_matter(directory)
     gac = checkpoint.config.gac
     if gac is not None and (base := _BASE.search(front)):
         hub_id, revision = base[1], _revision(gac.source.get("base_model"), base[1])
@@ -90,18 +90,6 @@ def _revision(recorded: Any, hub_id: str) -> str | None:
         return None
     commit = recorded.get("revision")
     return commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
-
-
-def _plain_name(checkpoint: Checkpoint) -> str:
-    """The last part of `_name_or_path` in config.json, else the name of the directory.
-
-    `_name_or_path` may be a name on the Hub or a relative path on the disk of whoever saved the
-    model. Nothing tells the two apart, so the card does not name it as a model on the Hub.
-    """
-    named = checkpoint.raw_config.get("_name_or_path")
-    if isinstance(named, str) and re.fullmatch(HUB_ID, named):
-        return named.rpartition("/")[2]
-    return _printable(checkpoint.directory.resolve().name)
 
 
 def _printable(name: str) -> str:
