@@ -13,7 +13,6 @@ from tests.support.stored_models import change_tensors
 from vllm_gac.checkpoint.open import faults, open_checkpoint, open_dense
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.steps.convert.import_model import import_model
 
 PHI = config(model_type="phi3", num_key_value_heads=1)  # 64 rows of q, 16 of k, 16 of v
 QKV, GATE_UP = (f"model.layers.1.{x}_proj.weight" for x in ("self_attn.qkv", "mlp.gate_up"))
@@ -39,16 +38,6 @@ def test_parts_are_the_rows_of_the_fused_tensor(pickled: bool, tmp_path: Path) -
     assert torch.equal(torch.cat(parts), stored[QKV])
     assert torch.equal(torch.cat(mlp), stored[GATE_UP])
     assert list(faults(checkpoint, finite=True)) == []
-
-
-def test_a_pickled_phi_is_not_written_in_parts_that_transformers_does_not_read(
-    tmp_path: Path,
-) -> None:
-    model = write(tmp_path / "model", PHI)
-    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
-    (model / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="Phi-4"):
-        import_model(model, tmp_path / "out", progress=False)
 
 
 def test_a_part_that_is_not_finite_is_found_by_its_own_name(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from tests.support import dense_models
 from tests.support.command import error, result
@@ -18,13 +16,6 @@ from vllm_gac.planning.plan_file import Plan
 @pytest.fixture
 def dense(tmp_path: Path) -> Path:
     return dense_models.write(tmp_path / "dense", dense_models.config())
-
-
-def bin_twin(dense: Path) -> Path:
-    """A copy of `dense` whose weights are a state dict."""
-    torch.save(load_file(dense / "model.safetensors"), dense / "pytorch_model.bin")
-    (dense / "model.safetensors").unlink()
-    return dense
 
 
 RUN_OPTIONS = ("--max-tokens", 512, "--sequence-length", 64)
@@ -136,5 +127,5 @@ def test_an_output_needs_a_name_of_its_own(
         ("plan", dense, "--kv-ratio", 0.5, "--out", out),
     ):
         assert error(capsys, *args).startswith(f"{Path(out)}: "), args
-    assert f"{Path(out)}: " in error(capsys, "import", bin_twin(dense), out)
+    assert f"{Path(out)}: " in error(capsys, "import", dense, out)
     assert {path.name for path in tmp_path.iterdir()} == {"dense"}

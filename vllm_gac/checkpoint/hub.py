@@ -114,8 +114,7 @@ def _snapshot(hub_id: str, revision: str | None, weights: bool, flag: str) -> Pa
     if weights and not any(directory.glob("*.safetensors")):
         raise HubError(
             f"{hub_id}: no *.safetensors at its top level ({directory}), and no other weights are "
-            f"fetched; of a model in pickles, 'hf download {hub_id} --local-dir DIR' and "
-            "'vllm-gac import DIR OUT' make safetensors"
+            f"fetched; of a model in pickles, 'hf download {hub_id} --local-dir DIR', and give DIR"
         )
     logger.info("%s: revision %s in %s", hub_id, directory.name, directory)
     return directory

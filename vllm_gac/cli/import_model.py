@@ -3,7 +3,7 @@
 import argparse
 
 from vllm_gac.cli import options
-from vllm_gac.cli.output import print_json, print_layers, quoted, serve_hint
+from vllm_gac.cli.output import print_json, print_layers, serve_hint
 from vllm_gac.steps.convert.request import ImportRequest
 
 
@@ -13,9 +13,8 @@ def add_parser(verbs: options.Verbs) -> None:
         "import",
         help="convert a model that another tool compressed",
         description="Convert SRC, a directory or a state dict (.pt, .bin) that another tool "
-        "wrote, into the new directory DST; a dense model in pytorch_model*.bin becomes the same "
-        "one in safetensors. DST appears when it is complete; until then the work is in "
-        "DST.partial.",
+        "wrote, into the new directory DST. DST appears when it is complete; until then the work "
+        "is in DST.partial.",
     )
     parser.add_argument(
         "source",
@@ -76,10 +75,5 @@ def run(args: argparse.Namespace) -> int:
     print_layers([layer.section() for layer in done.layout.layers])
     if not done.tokenizer:
         print("\nThere was no tokenizer: copy the original model's files, or give it with --base.")
-    if done.format == "dense":
-        print(
-            f"\nCompress it: vllm-gac compress {quoted(args.out)} --out DIR --param-ratio 0.85 ..."
-        )
-        return 0
     print(f"\n{serve_hint(args.out)}")
     return 0

@@ -17,7 +17,7 @@ from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
 from vllm_gac.importers.imported import Format as Format
-from vllm_gac.importers.imported import Imported, Source, dense_of, imported
+from vllm_gac.importers.imported import Source, dense_of, imported
 from vllm_gac.importers.pruned_shapes import infer_layout
 
 
@@ -35,7 +35,7 @@ def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
 
 
 def open_source(source: Path, base: Path | None) -> Checkpoint:
-    """The model in `source`. One in the files of another tool, or in state dicts, is an `Imported`.
+    """The model in `source`. One in the files of another tool is an `Imported`.
 
     Args:
         source: A model directory, or a file with a state dict.
@@ -53,13 +53,8 @@ def open_source(source: Path, base: Path | None) -> Checkpoint:
     if one_file and source.name not in state_dict_files(source.parent):
         raw = read_json(locate_config(_with_config(source, base)))
         headers = read_headers(Weights(source.parent, (source.name,)))
-        _, model = _recognized(source.parent, raw, headers)
-    else:
-        _, model = open_any_format(source.parent if one_file else source)
-    pickled = any(info.mapped is not None for info in model.tensors.values())
-    if model.config.gac is None and not isinstance(model, Imported) and pickled:
-        return _dense(model)
-    return model
+        return _recognized(source.parent, raw, headers)[1]
+    return open_any_format(source.parent if one_file else source)[1]
 
 
 def _with_config(file: Path, base: Path | None) -> Path:
@@ -70,23 +65,6 @@ def _with_config(file: Path, base: Path | None) -> Path:
             "compression with --base"
         )
     return base or file.parent
-
-
-def _dense(model: Checkpoint) -> Imported:
-    """A dense model in state dicts, whose tensors are stored unchanged as safetensors."""
-    shapes = model.layout.tensors()
-    tied = {"lm_head.weight"} if model.layout.tie_word_embeddings else set()
-    return Imported(
-        format="dense",
-        directory=model.directory,
-        raw_config=model.raw_config,
-        config=model.config,
-        layout=model.layout,
-        tensors=model.tensors,
-        sources={name: Source((name,)) for name in shapes},
-        expected=shapes,
-        unused=frozenset(tied),
-    )
 
 
 def _recognized(

@@ -21,7 +21,7 @@ def refuse_unserved_files(directory: Path) -> None:
         return
     fault = without_weights(directory)
     if state_dict_files(directory):
-        fault = "pytorch_model*.bin are not served; 'vllm-gac import' makes safetensors of them"
+        fault = "pytorch_model*.bin are not served; save it as safetensors, by transformers"
     raise CheckpointError(f"{directory}: {fault}")
 
 

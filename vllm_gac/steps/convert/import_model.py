@@ -23,7 +23,6 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Format, Imported
 from vllm_gac.importers.open_any import open_source
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.families import FAMILIES
 from vllm_gac.steps.convert.request import ImportRequest
 from vllm_gac.steps.model_card import imported_card
 from vllm_gac.steps.model_run import Output
@@ -94,12 +93,7 @@ def import_model(
         for fault in faults(model):
             raise CheckpointError(fault)
         what = "compressed already" if model.config.gac else "a dense model"
-        raise CheckpointError(f"{source}: {what}: nothing to convert, it is served as it is")
-    if model.format == "dense" and (family := FAMILIES[model.config.model_type]).fused:
-        raise CheckpointError(
-            f"{source}: a dense {family.name} in state dicts is compressed as it is; to serve it, "
-            "make safetensors of it with transformers' save_pretrained, which keeps fused tensors"
-        )
+        raise CheckpointError(f"{source}: {what}: nothing to convert")
     for fault in faults(model):
         raise CheckpointError(fault)
     beside = base or model.directory
@@ -169,8 +163,6 @@ def _cast(model: Imported, name: str, tensor: torch.Tensor, dtype: WeightDtype) 
 
 def _config(model: Imported, dtype: WeightDtype) -> dict[str, Any]:
     kept = {key: value for key, value in model.raw_config.items() if key != "torch_dtype"}
-    if "gac" not in kept:
-        return kept | {"dtype": dtype}
     tool = {"tool": f"vllm-gac {version()}"}
     source = kept["gac"]["source"] | tool | base_model(model).recorded()
     return kept | {"dtype": dtype, "gac": kept["gac"] | {"source": source}}
