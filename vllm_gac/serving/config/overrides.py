@@ -8,18 +8,13 @@ transformers' configs read most keys about windows once, when config.json is rea
 keys of the finished config, and then reads `sliding_window` and `layer_types` only.
 
 A layer whose RoPE pairs were selected or mixed has a table of its own frequencies. A change of RoPE
-would not reach it, and would apply to the other layers only.
+would not reach it, so none is taken.
 """
 
-import json
 from typing import Any
-
-import torch
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
-from vllm_gac.layout.dims import layout_of
-from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.serving.gac_config import GacConfig
 
@@ -40,9 +35,13 @@ FIXED = (
 # The same of a mixture of experts, whose number has two names.
 FIXED_OF_EXPERTS = ("moe_intermediate_size", "num_experts", "num_local_experts")
 _WINDOW = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
-_ROPE = ("rope_parameters", "rope_scaling")
-_BESIDE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-_SPELLED_BYTES = 600
+_ROPE = (
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+)
 
 
 def resolve_overrides(config: GacConfig) -> None:
@@ -98,40 +97,12 @@ def _resolve_window(config: GacConfig, original: dict[str, Any], current: dict[s
 
 
 def _check_rope(original: dict[str, Any], current: dict[str, Any]) -> None:
-    """Check that --hf-overrides changes RoPE of all layers or of none.
-
-    Raises:
-        CheckpointError: It changes RoPE and a layer has a table of its own, or it gives a key that
-            is not read beside rope_parameters.
-    """
-    if all(current.get(key) == original.get(key) for key in (*_ROPE, *_BESIDE)):
+    """Raise CheckpointError if options change RoPE."""
+    if all(current.get(key) == original.get(key) for key in _ROPE):
         return
-    rope = current["rope_parameters"] or {}
-    if rope.get("rope_theta") is None:
+    before, after = (validate(HfConfig, raw, "--hf-overrides").rope for raw in (original, current))
+    if before != after:
         raise CheckpointError(
-            "--hf-overrides: removes rope_theta; add it to the RoPE parameters that you give"
-        )
-    layout = layout_of(original)
-    layers, head_dim = layout.layers, layout.head_dim
-    beside = {key: current[key] for key in _BESIDE if current.get(key) is not None}
-    overridden = current | {"rope_parameters": rope | beside}
-    with_table = [index for index, layer in enumerate(layers) if layer.key.rope_table]
-    if with_table and not torch.equal(
-        *(_frequencies(raw, head_dim) for raw in (original, overridden))
-    ):
-        raise CheckpointError(
-            f"--hf-overrides: changes RoPE, but {len(with_table)} of {len(layers)} layers, first "
-            f"layer {with_table[0]}, have frequencies of their own (self_attn.rope_inv_freq); "
+            "--hf-overrides: changes RoPE, and a compressed layer may have frequencies of its own; "
             "change it in the dense model's config.json, and compress again"
         )
-    for key, value in beside.items():
-        if rope.get(key) != value != original.get(key):
-            spelled = json.dumps({"rope_parameters": rope | beside})
-            raise CheckpointError(
-                f"--hf-overrides: changes {key} to {sanitize(value)} and leaves rope_parameters as "
-                f"they are, which have it, too; give '{sanitize(spelled, _SPELLED_BYTES)}'"
-            )
-
-
-def _frequencies(raw: dict[str, Any], head_dim: int) -> torch.Tensor:
-    return inverse_frequencies(validate(HfConfig, raw, "--hf-overrides").rope, head_dim)
