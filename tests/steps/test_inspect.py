@@ -37,7 +37,6 @@ def test_a_dense_directory(tmp_path: Path) -> None:
         "dims": 6,
         "aligned_dims": 6,
         "aligned_fraction": 1.0,
-        "expected_loss": None,
         "measured": None,
     }
 
@@ -51,16 +50,6 @@ def test_a_gac_directory(shards: int, tmp_path: Path) -> None:
     # All dims are aligned except the key size of 12.
     assert (inspection.dims, inspection.aligned_dims) == (7, 6)
     assert inspection.aligned_fraction == pytest.approx(6 / 7)
-
-
-@pytest.mark.parametrize(
-    ("written", "shown"),
-    [(0.0125, 0.0125), (0, 0.0), (-1.0, None), (True, None), ("0.1", None), (None, None)],
-)
-def test_the_expected_loss_is_shown(written: object, shown: float | None, tmp_path: Path) -> None:
-    raw = gac_config()
-    raw["gac"]["source"] = {"expected_loss": written}
-    assert inspect(write_model(tmp_path, raw)).expected_loss == shown
 
 
 MEASURED = {

@@ -48,8 +48,6 @@ def run(args: argparse.Namespace) -> int:
     print(f"parameters  {inspection.parameters:,}")
     print(f"KV cache    {inspection.kv_bytes_per_token:,} bytes per token, 16-bit")
     print(f"aligned     {inspection.aligned_dims} of {inspection.dims} dims are multiples of 8")
-    if inspection.expected_loss is not None:
-        print(f"planned     {inspection.expected_loss:.4f} nats per token of divergence")
     if inspection.measured is not None:
         print(f"measured    {inspection.measured}")
     print()

@@ -1,6 +1,5 @@
 """Describe a model directory from its config and tensor headers, without reading weights."""
 
-import math
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,8 +29,6 @@ class Inspection:
         dims: Number of dims that compression may choose: head sizes, widths and ranks.
         aligned_dims: How many of these dims are multiples of 8.
         aligned_fraction: Their share.
-        expected_loss: How far from the dense model the plan expected its predictions to diverge,
-            in nats per token; None if that is unknown.
         measured: What was measured of it when it was compressed; None if nothing was, or if it was
             healed since.
     """
@@ -43,7 +40,6 @@ class Inspection:
     dims: int
     aligned_dims: int
     aligned_fraction: float
-    expected_loss: float | None = None
     measured: Measurement | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -81,15 +77,6 @@ def inspect(directory: str | Path, *, revision: str | None = None) -> Inspection
     return _inspection(model_format, checkpoint)
 
 
-def _expected_loss(checkpoint: Checkpoint) -> float | None:
-    """What config.json says of it; anybody may have written there."""
-    gac = checkpoint.config.gac
-    loss = None if gac is None else gac.source.get("expected_loss")
-    if not isinstance(loss, int | float) or isinstance(loss, bool):
-        return None
-    return float(loss) if 0 <= loss < math.inf else None
-
-
 def _inspection(model_format: Format, checkpoint: Checkpoint) -> Inspection:
     layout, gac = checkpoint.layout, checkpoint.config.gac
     aligned, dims = aligned_dims(layout)
@@ -102,6 +89,5 @@ def _inspection(model_format: Format, checkpoint: Checkpoint) -> Inspection:
         dims=dims,
         aligned_dims=aligned,
         aligned_fraction=aligned / dims,
-        expected_loss=_expected_loss(checkpoint),
         measured=None if gac is None else Measurement.of(gac.source),
     )
