@@ -44,7 +44,7 @@ _FORMS = (
 # Output tokens a second on a GPU that does nothing else.
 _SPEED = "$R speed $MODEL $RESULTS --commit $COMMIT --rows " + " ".join(
     f'"{row}"' if row in (DENSE, OWN_ATTENTION) else f'"{row}=$WORK/{directory_name(row)}"'
-    for row in (DENSE, "KV .5", OWN_ATTENTION, "all methods .9, KV .75")  # if time is short
+    for row in ("KV .5", DENSE, OWN_ATTENTION, "all methods .9, KV .75")  # if time is short
 )
 # The small model on its own answers. It comes in two parts.
 _SMALL_MODEL = (
@@ -147,7 +147,6 @@ def main() -> None:
         job("small-model", _SMALL_MODEL, 30, gpu=False),
         # An engine does not start beside a process that gives memory back.
         job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model") | {"alone": True},
-        job("served-dense", _DENSE, 120, "model"),
         *(_heal(row) for row in _HEALED),
         *(
             job(f"rate-{rate}", _AT_RATE.format(rate), _SECONDS, "make-kv--5") | {"alone": True}
@@ -159,9 +158,10 @@ def main() -> None:
             for n, row in enumerate(_SMALL_ROWS)
         ),
         *(_served(row, 120) for row in _FIRST),
+        job("served-dense", _DENSE, 120, "model"),
         job("forms", _FORMS, 100, "calibrate"),
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
-        job("speed", _SPEED, 160, "make-kv--5", "make-all-methods--9--kv--75") | {"alone": True},
+        job("speed", _SPEED, 90, "make-kv--5", "make-all-methods--9--kv--75") | {"alone": True},
         *(make(row, 130, "calibrate") for row in _ROWS if row not in _FIRST),
         *(_served(row, 120) for row in _ROWS if row not in _FIRST),
         *(make(row, 80, "calibrate") for row in _EXPECTED),
