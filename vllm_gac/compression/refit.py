@@ -92,11 +92,19 @@ def refit_layer(
     small = _cast(model, refitted)
     middle = _after_attention(model, small, streams.small, attended)
     _pass_mlp(model, dense, wanted)
-    if not keeps_mlp:
-        activated = (mlp_activations(model, small, states) for states in _on_device(model, middle))
-        refitted |= _refitted(model, "mlp.down_proj", refitted, activated, middle, wanted)
-        small = _cast(model, refitted)
-    _pass_mlp(model, small, middle)
+    if keeps_mlp:
+        _pass_mlp(model, small, middle)
+        return refitted, Streams(wanted, middle)
+
+    def activations() -> Iterator[torch.Tensor]:
+        return (mlp_activations(model, small, states) for states in _on_device(model, middle))
+
+    # Kept, too, unless they had to be moved, which takes longer than to compute them.
+    kept = [*activations()] if model.device.type == home.type else None
+    refitted |= _refitted(model, "mlp.down_proj", refitted, kept or activations(), middle, wanted)
+    last = _cast(model, {name: refitted[name] for name in refitted if name.startswith("mlp.down")})
+    for states, x in zip(batches(middle), kept or activations(), strict=True):
+        states += project(last, "mlp.down_proj", x).to(home)
     return refitted, Streams(wanted, middle)
 
 

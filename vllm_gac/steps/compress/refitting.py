@@ -46,8 +46,9 @@ class Refitting:
         self._checkpoint = checkpoint
         self._tokens = _some(tokens, model.layout.layers[0].intermediate_size)
         self._held: dict[int, Streams] = {}
-        # Those that enter and leave a layer, dense and compressed, and what o_proj gets.
-        states_bytes = 6 * 4 * self._tokens.numel() * layout.hidden_size
+        # Those that enter and leave a layer, dense and compressed, and what its last linears get.
+        numbers = 6 * layout.hidden_size + model.layout.layers[0].intermediate_size
+        states_bytes = 4 * self._tokens.numel() * numbers
         self._home = home_of(states_bytes, model.device)
 
     def refitted(
