@@ -74,50 +74,37 @@ def pointer_as(name: str) -> Callable[[Path], Path]:
     return write
 
 
+# By case: the model, and what the message names.
 UNSUPPORTED: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "Qwen2.5-VL": (
-        family(model_type="qwen2_5_vl", vision_config={"depth": 32}),
-        "model_type qwen2_5_vl is not supported yet; Llama, Mistral, Ministral 3, Qwen2, Seed-OSS, "
-        "Qwen3, Qwen3-MoE and Phi-4 are. To serve such a model as it is, leave vllm-gac",
-    ),
+    "Qwen2.5-VL": (family(model_type="qwen2_5_vl", vision_config={"depth": 32}), "qwen2_5_vl"),
     "Gemma": (
-        family(model_type="gemma3_text", rope_parameters={"full_attention": {}}),
-        "model_type gemma3_text is not supported yet",
+        family(model_type="gemma3_text", rope_parameters={"full_attention": {}}), "gemma3_text",
     ),
     "GPTQ": (quantized(quant_method="gptq", bits=4), "quantization_config: group_size: "),
     "AWQ": (quantized(quant_method="awq"), "quantization_config: group_size: "),
     "FP8": (quantized(quant_method="fp8"), "quantization_config: activation_scheme: "),
-    "bitsandbytes": (quantized(quant_method="bitsandbytes"), "quantized by bitsandbytes, and"),
-    "compressed-tensors": (
-        quantized(quant_method="compressed-tensors"),
-        "quantization_config: config_groups: ",
-    ),
-    "of no known quantizer": (quantized(load_in_8bit=True), "config: this model is quantized, and"),
-    "ModelOpt": (modelopt, "hf_quant_config.json: this model is quantized by ModelOpt, and"),
-    "GGUF directory": (lambda path: gguf_file(path).parent, "holds a GGUF file, which vllm-gac"),
-    "GGUF file": (gguf_file, "this is a GGUF file, which vllm-gac does not read"),
+    "bitsandbytes": (quantized(quant_method="bitsandbytes"), "bitsandbytes"),
+    "compressed-tensors": (quantized(quant_method="compressed-tensors"), "config_groups: "),
+    "of no known quantizer": (quantized(load_in_8bit=True), "quantization_config: "),
+    "ModelOpt": (modelopt, "hf_quant_config.json: "),
+    "GGUF directory": (lambda path: gguf_file(path).parent, "GGUF"),
+    "GGUF file": (gguf_file, "GGUF"),
     "GGUF beside a config": (
-        lambda path: bare(path, config__json=json.dumps(config()), m__gguf="GGUF"),
-        "holds a GGUF file, which vllm-gac does not read",
+        lambda path: bare(path, config__json=json.dumps(config()), m__gguf="GGUF"), "GGUF",
     ),
     "LoRA adapter": (
-        lambda path: bare(path, adapter_config__json="{}", adapter_model__safetensors=""),
-        "a LoRA adapter, not a model; merge it",
+        lambda path: bare(path, adapter_config__json="{}", adapter_model__safetensors=""), "LoRA",
     ),
-    "LoRA adapter with the config": (adapter_with_config, "a LoRA adapter, not a model; merge it"),
-    "Meta's files": (lambda path: bare(path, params__json="{}"), "params.json but no config.json"),
-    "Mistral's files": (consolidated, "Mistral's own layout (consolidated*.safetensors, params"),
+    "LoRA adapter with the config": (adapter_with_config, "LoRA"),
+    "Meta's files": (lambda path: bare(path, params__json="{}"), "params.json"),
+    "Mistral's files": (consolidated, "consolidated*.safetensors"),
     "Mistral's files with a config": (
-        lambda path: write_config(consolidated(path), {}, weights=False),
-        "or write it: 'python convert_ministral3_weights_to_hf.py DIR OUT'",
+        lambda path: write_config(consolidated(path), {}, weights=False), "consolidated",
     ),
-    "the Hub's cache": (cache_folder, "give the directory of a revision"),
+    "the Hub's cache": (cache_folder, "snapshots"),
     "pointer for weights": (pointer_as("model.safetensors"), "safetensors: this is a Git LFS"),
-    "pointer for the config": (pointer_as("config.json"), "fetch it with 'git lfs pull'"),
-    "pointer for the index": (
-        pointer_as("model.safetensors.index.json"),
-        "index.json: this is a Git LFS pointer",
-    ),
+    "pointer for the config": (pointer_as("config.json"), "git lfs pull"),
+    "pointer for the index": (pointer_as("model.safetensors.index.json"), "index.json: "),
     "a tensor missing": (
         lambda path: write_model(path, config(), lambda tensors: tensors.pop("lm_head.weight")),
         "lm_head.weight: missing",

@@ -226,23 +226,8 @@ DAMAGED: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     ),
     "no groups": ("FP8_DYNAMIC", say(config_groups={}), ("config_groups",)),
     "of another tool": ("FP8_DYNAMIC", say(quant_method="modelopt"), ("ModelOpt",)),
-    "zero points of other rows": (
-        "W4A16_ASYM",
-        put("weight_zero_point", torch.ones(5, 4, dtype=torch.int32)),
-        (f"{O_PROJ}.weight_zero_point", "[5, 4]", "[6, 4]"),
-    ),
-    "too few words": (
-        "W4A16_ASYM",
-        put("weight_packed", torch.ones(48, 4, dtype=torch.int32)),
-        (f"{O_PROJ}.weight_packed", "[48, 4]", "[48, 8]"),
-    ),
     "ordered groups": ("W4A16_ASYM", put_weights(actorder="group"), ("actorder='group'",)),
     "three bits": ("W4A16_ASYM", put_weights(num_bits=3), ("num_bits=3",)),
-    "too few blocks": (
-        "fp8 in blocks",
-        put("weight_scale_inv", torch.ones(2, 4)),
-        (f"{O_PROJ}.weight_scale_inv", "[2, 4]", "[3, 4]"),
-    ),
     "another FP8": ("fp8 in blocks", say(fmt="e5m2"), ("quantization_config", "fmt")),
     "GPTQ of ordered groups": ("gptq", say(desc_act=True), ("desc_act",)),
     "GPTQ with zero points of its own": ("gptq", say(sym=False), ("sym",)),
@@ -250,11 +235,6 @@ DAMAGED: dict[str, tuple[str, Change, tuple[str, ...]]] = {
         "gptq",
         say(dynamic={"+:.*up_proj": {"bits": 8}}),
         ("dynamic", "+:.*up_proj"),
-    ),
-    "AWQ with other zero points": (
-        "awq",
-        put("qzeros", torch.ones(3, 6, dtype=torch.int32)),
-        (f"{O_PROJ}.qzeros", "[3, 6]", "[4, 6]"),
     ),
     "AWQ for other kernels": ("awq", say(version="gemv"), ("version",)),
 }
