@@ -181,6 +181,7 @@ QWEN2: dict[str, Any] = {"model_type": "qwen2", "sliding_window": 64}
 WINDOWED: dict[str, Any] = QWEN2 | {"use_sliding_window": True}
 PHI3: dict[str, Any] = {"model_type": "phi3"}
 MINISTRAL: dict[str, Any] = {"model_type": "ministral3"}
+EXPERTS: dict[str, Any] = {"model_type": "qwen3_moe"}
 SAID = {"beta": 0.5, "original_max_position_embeddings": 16}  # as vLLM spells it
 
 
@@ -225,6 +226,15 @@ SAID = {"beta": 0.5, "original_max_position_embeddings": 16}  # as vLLM spells i
         (MINISTRAL | {"llama_4_scaling": SAID | {"beta": 1}}, "llama_4_scaling_beta"),
         (MINISTRAL | {"llama_4_scaling": True}, "llama_4_scaling"),
         (MINISTRAL | {"rope_parameters": {"llama_4_scaling_beta": 0.5}}, "rope"),
+        (EXPERTS | {"mlp_only_layers": [1]}, "mlp_only_layers, decoder_sparse_step"),
+        (EXPERTS | {"decoder_sparse_step": 2}, "mlp_only_layers, decoder_sparse_step"),
+        (EXPERTS | {"use_sliding_window": True}, "use_sliding_window"),
+        (EXPERTS | {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size"),
+        (EXPERTS | {"num_local_experts": 4}, "num_experts"),
+        (EXPERTS | {"num_experts": None}, r"experts\.num_experts"),
+        (EXPERTS | {"num_experts_per_tok": 9}, "experts: num_experts_per_tok"),
+        (EXPERTS | {"moe_intermediate_size": 0}, r"experts\.moe_intermediate_size"),
+        (EXPERTS | {"attention_bias": True}, "attention_bias"),
     ],
 )
 def test_unsupported_combinations_of_keys_are_refused(changes: dict[str, Any], key: str) -> None:
