@@ -23,20 +23,27 @@ from vllm_gac.gpu.latency.layer import (
     DENSE as STOCK_MODEL,
 )
 from vllm_gac.gpu.latency.passes import fused_microseconds, pass_microseconds
-from vllm_gac.gpu.profile import FUSED_PART, Dtype, FusedPasses, PassTime, SustainedTime, Types
+from vllm_gac.gpu.profile import (
+    FUSED_PART,
+    FusedPasses,
+    PassTime,
+    SustainedTime,
+    Types,
+    WeightsDtype,
+)
 
 FP8 = Types("fp8", "fp8")
 
 
-def in_fp8(entries: list[Any], factor: float) -> list[Any]:
-    """The 16-bit entries, and the same in FP8 that take `factor` times as long."""
+def in_fp8(entries: list[Any], factor: float, dtype: WeightsDtype = "fp8") -> list[Any]:
+    """The 16-bit entries, and the same in `dtype` that take `factor` times as long."""
 
     def time(entry: Any) -> Any:
         times = entry.microseconds
         return [factor * t for t in times] if isinstance(times, list) else factor * times
 
-    fp8_entries = [e.model_copy(update={"dtype": "fp8", "microseconds": time(e)}) for e in entries]
-    return [*entries, *fp8_entries]
+    more = [e.model_copy(update={"dtype": dtype, "microseconds": time(e)}) for e in entries]
+    return [*entries, *more]
 
 
 PASSES = [
@@ -52,7 +59,7 @@ FUSED = [
 ]
 MEASURED = H200.model_copy(
     update={
-        "linear": in_fp8(H200.linear, 0.6),
+        "linear": in_fp8(H200.linear, 0.6) + in_fp8(H200.linear, 0.4, "w4a16")[len(H200.linear) :],
         "decode": in_fp8(H200.decode, 0.7),
         "passes": PASSES,
     }
@@ -68,8 +75,8 @@ def test_fp8_times_leave_those_in_16_bits_as_they_were() -> None:
         assert times[0] == times[1]
 
 
-@pytest.mark.parametrize("dtype", get_args(Dtype))
-def test_predicted_linears_match_measurements(dtype: Dtype) -> None:
+@pytest.mark.parametrize("dtype", get_args(WeightsDtype))
+def test_predicted_linears_match_measurements(dtype: WeightsDtype) -> None:
     for sweep in (sweep for sweep in MEASURED.linear if sweep.dtype == dtype):
         for dim, time in zip(sweep.dims, sweep.microseconds, strict=True):
             if dim % 64 == 0:
@@ -92,6 +99,23 @@ def test_every_factor_in_fp8_quantizes_its_input() -> None:
     joined = moving_microseconds(4 * 64 * 14336, MEASURED)
     more = gemm[0] + gemm[1] + gemm[2] + quantized[4096] + quantized[1024] + joined - gate_up
     assert parted - full == pytest.approx(more, rel=1e-3)
+
+
+def test_weights_of_four_bits_are_multiplied_by_vllm_alone() -> None:
+    types = Types("w4a16")
+    full = mlp_microseconds(DENSE, LAYER, Deployment(WITH_FUSED, DECODE, types))
+    gate_up, down, *factors = (
+        gemm_microseconds(64, n, k, MEASURED, dtype="w4a16")
+        for n, k in ((2 * 14336, 4096), (4096, 14336), (1024, 4096), (14336, 1024), (14336, 4096))
+    )
+    assert gate_up < gemm_microseconds(64, 2 * 14336, 4096, MEASURED, dtype="fp8")
+    passes = (moving_microseconds(n * 64, MEASURED) for n in (4 * 4096, 3 * 14336))
+    assert full == pytest.approx(gate_up + down + sum(passes))
+    parted = mlp_microseconds(DENSE, low_rank(gate=1024), Deployment(MEASURED, DECODE, types))
+    joined = moving_microseconds(4 * 64 * 14336, MEASURED)
+    assert parted - full == pytest.approx(sum(factors) + joined - gate_up)
+    with pytest.raises(ProfileError, match=r"W4A16.*vllm-gac profile"):
+        mlp_microseconds(DENSE, LAYER, Deployment(H200, DECODE, types))
 
 
 def test_fused_passes_match_measurements() -> None:

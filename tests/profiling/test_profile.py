@@ -4,17 +4,19 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_padded_nk
 
+from tests.serving.engines import in_engine_process
 from tests.support.command import error, result
 from tests.support.old_profile import without_fp8
 from vllm_gac.alignment.rules import align
 from vllm_gac.cli import main
 from vllm_gac.errors import ProfileError
-from vllm_gac.gpu.profile import DecodeTime, GpuProfile, PrefillTime
+from vllm_gac.gpu.profile import DecodeTime, Dtype, GpuProfile, PrefillTime, WeightsDtype
 from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile, write_profile
 from vllm_gac.layout.schema import validate
 from vllm_gac.profiling import (
@@ -33,6 +35,7 @@ from vllm_gac.profiling.decode import decode_plans, stock_plans
 from vllm_gac.profiling.gemms import SUSTAINED_SHAPES, dim_plans, linear_plans
 from vllm_gac.profiling.passes import FUSED_POINTS, pass_points
 from vllm_gac.profiling.prefill import prefill_plans
+from vllm_gac.profiling.stock_kernels import W4A16_GROUP
 
 H200 = read_profile("h200")
 
@@ -56,6 +59,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert x.shape[1] % 16 == w.shape[1] % 16 == 0, "vLLM would pad it"
         assert (x.shape[1], w.stride()) == (w.shape[0], (1, w.shape[0]))
         assert by_token.shape == (x.shape[0], 1)
+
+    def w4a16_multiply(n: int, k: int, copies: int) -> Callable[[torch.Tensor], None]:
+        assert marlin_padded_nk(n, k, W4A16_GROUP) == (n, k)
+
+        def multiply(x: torch.Tensor) -> None:
+            assert (x.shape[1], x.dtype, copies >= 1) == (k, torch.bfloat16, True)
+
+        return multiply
 
     class Batch:
         calls = 5
@@ -81,6 +92,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "microseconds", microseconds)
     for module in (attention, gemms, passes):
         monkeypatch.setattr(module, "random_tensor", random)
+    monkeypatch.setattr(gemms, "w4a16_multiply", w4a16_multiply)
     monkeypatch.setattr(stock_kernels.kernel_calls(), "cutlass_scaled_mm", scaled_mm)
     monkeypatch.setattr(passes, "activation_pass", lambda kernel, x: x.size)
     for module in (low_rank, swiglu):
@@ -118,11 +130,12 @@ def test_the_file_it_writes_is_a_profile(
     measured = {(time.features, time.width) for time in written.swiglu}
     assert measured == set(swiglu.SHAPES)
     assert {time.tokens for time in written.swiglu} == {time.tokens for time in H200.swiglu}
-    for dtype in ("bf16", "fp8"):
+    for dtype in get_args(WeightsDtype):
         sustained = [(time.n, time.k) for time in written.sustained if time.dtype == dtype]
         assert sustained == [*SUSTAINED_SHAPES]
         measured = [(s.axis, s.m, s.fixed) for s in written.linear if s.dtype == dtype]
         assert measured == [(p.axis, p.m, p.fixed) for p in linear_plans(dtype)]
+    for dtype in get_args(Dtype):
         points = [time for time in written.decode if time.dtype == dtype]
         plans = decode_plans(dtype)
         assert len(points) == len(plans) + len(stock_plans(plans))
@@ -191,8 +204,10 @@ def test_an_old_profile_is_completed_and_a_part_that_is_there_stays(
     result(capsys, *command)
     done = GpuProfile.model_validate(json.loads(out.read_text()))
     assert [sweep for sweep in done.linear if sweep.dtype == "bf16"] == old.linear
-    assert done.linear[-1].model_dump() == partial["linear"][-1]  # not measured again
-    assert {time.dtype for time in done.decode} == {time.dtype for time in done.sustained}
+    in_fp8 = [sweep.model_dump() for sweep in done.linear if sweep.dtype == "fp8"]
+    assert in_fp8[-1] == partial["linear"][-1]  # not measured again
+    assert {time.dtype for time in done.decode} == {*get_args(Dtype)}
+    assert {time.dtype for time in done.sustained} == {*get_args(WeightsDtype)}
     assert done.measured == old.measured
     assert "linears, FP8, 64 tokens" in done.sources
     assert done.prefill_kernels == old.prefill_kernels
@@ -311,6 +326,20 @@ def test_passes_are_calls_that_vllm_takes() -> None:
     stock_kernels.activation_pass("swiglu", torch.randn(2, 64).bfloat16())()
 
 
+def _two_products() -> list[list[float]]:
+    multiply = stock_kernels.w4a16_multiply(64, 256, 2)
+    x = torch.randn(3, 256).bfloat16()
+    return [multiply(x).tolist() for _ in range(2)]
+
+
+def test_weights_of_four_bits_are_multiplied_by_vllm() -> None:
+    """By its kernel for a CPU. Copies of a weight give the same."""
+    first, second = in_engine_process(_two_products)
+    assert first == second
+    assert torch.tensor(first).shape == (3, 64)
+    assert torch.tensor(first).std() > 0.1
+
+
 # ---- the file --------------------------------------------------------------------------------
 
 
@@ -370,6 +399,7 @@ def test_a_gpu_can_be_measured(
     assert said["gpu"] == torch.cuda.get_device_name()
     written = read_profile(str(out))
     by_dtype = Counter(point.dtype for point in written.decode if point.kernel == "gac")
+    assert {sweep.dtype for sweep in written.linear} >= {"bf16", "w4a16"}
     dtypes = ("bf16", "fp8") if torch.cuda.get_device_capability() >= (8, 9) else ("bf16",)
     assert by_dtype == {dtype: len(profile.decode_plans(dtype)) for dtype in dtypes}
     assert {point.kernel for point in written.prefill_kernels} >= {"stock", "xformers"}

@@ -35,10 +35,12 @@ class QuantizationMultiples:
     Attributes:
         linear: each side of every linear, and every rank, is a multiple of this.
         cache: each head's row in the KV cache is a multiple of this.
+        rank: every rank is a multiple of this, too.
     """
 
     linear: int = 1
     cache: int = 1
+    rank: int = 1
 
     def multiple(self, role: Role, heads: int = 1, tensor_parallel_size: int = 1) -> int:
         """The number that a dim must be a multiple of.
@@ -49,20 +51,26 @@ class QuantizationMultiples:
             tensor_parallel_size: number of GPUs that share these heads.
         """
         if role != "head":
-            return self.linear
+            return math.lcm(self.linear, self.rank) if role == "rank" else self.linear
         together = max(1, heads // tensor_parallel_size)
         return math.lcm(self.linear // math.gcd(self.linear, together), self.cache)
 
 
 NOT_QUANTIZED = QuantizationMultiples()
-# Keys are vLLM's names for quantization at load time. CUTLASS can pad other dims of FP8, but then
-# it pads the activations in every step. No two fused linear layers may share a block's scale.
+# Elements of a row that share a scale, by our name: vLLM has one name for what is packed already.
+GROUPS = {"w4a16": 128, "w4a16_group64": 64, "w4a16_group32": 32}
+# Marlin multiplies by weights of which one side is a multiple of this, and the other one of half.
+_MARLIN_TILE = 128
+# Other keys are vLLM's names for quantization at load time. CUTLASS can pad other dims of FP8, but
+# then it pads the activations in every step, as Marlin does. No two fused linear layers may share a
+# block's scale.
 LINEAR_MULTIPLES = {
     "fp8_per_tensor": 16,
     "fp8_per_channel": 16,
     "fp8_per_block": 128,
     "mxfp8": 32,
     "mxfp4": 32,
+    **{name: max(group, _MARLIN_TILE // 2) for name, group in GROUPS.items()},
 }
 # FlashAttention accepts only these head sizes with an FP8 cache.
 FP8_CACHE_MULTIPLE = 16
@@ -71,7 +79,9 @@ FP8_CACHE_MULTIPLE = 16
 def quantized_as(quantization: str | None, fp8_cache: bool = False) -> QuantizationMultiples:
     """The multiples for `quantization` (a key of LINEAR_MULTIPLES or None) and for an FP8 cache."""
     return QuantizationMultiples(
-        LINEAR_MULTIPLES.get(quantization or "", 1), FP8_CACHE_MULTIPLE if fp8_cache else 1
+        LINEAR_MULTIPLES.get(quantization or "", 1),
+        FP8_CACHE_MULTIPLE if fp8_cache else 1,
+        _MARLIN_TILE if quantization in GROUPS else 1,
     )
 
 

@@ -20,8 +20,8 @@ def add_parser(verbs: options.Verbs) -> None:
         "profile",
         help="measure this machine's GPU, for --gpu of the other verbs",
         description="Measure how long this machine's GPU takes for linears, whole and low rank, "
-        "and attention of every size, in bf16 and in FP8, and write it down. Takes minutes, during "
-        "which nothing else should run on the GPU.",
+        "and attention of every size, in bf16, FP8 and W4A16, and write it down. Takes minutes, "
+        "during which nothing else should run on the GPU.",
     )
     parser.add_argument(
         "--out",

@@ -9,15 +9,19 @@ from pydantic import AfterValidator, Field, model_validator
 from vllm_gac.kernels.gpu_limits import HOPPER
 from vllm_gac.layout.schema import Dim, Heads, HeadSize, Positive, StrictModel
 
-# Of weights with their activations, or of a cache: 16-bit, or e4m3.
+# Of a cache: 16-bit, or e4m3.
 Dtype: TypeAlias = Literal["bf16", "fp8"]
+# Of weights with their activations: as above, or four bits, of which groups of 128 share a scale,
+# with 16-bit activations.
+WeightsDtype: TypeAlias = Literal["bf16", "fp8", "w4a16"]
+NAMES: dict[WeightsDtype, str] = {"bf16": "16-bit", "fp8": "FP8", "w4a16": "W4A16"}
 
 
 @dataclass(frozen=True, slots=True)
 class Types:
     """The types that a deployment serves: of weights with their activations, and of the cache."""
 
-    weights: Dtype = "bf16"
+    weights: WeightsDtype = "bf16"
     cache: Dtype = "bf16"
 
 
@@ -82,13 +86,13 @@ class LinearSweep(Sweep):
 
     It is timed in a CUDA graph, with weights that come from memory and not from the L2 cache. In
     FP8 it is vLLM's kernel, x and w are e4m3, and x has a scale for each token. Quantizing x is not
-    part of it (`PassTime`).
+    part of it (`PassTime`). In W4A16 it is the kernel that vLLM chooses (Marlin, Machete).
     """
 
     axis: Literal["n", "k"]
     m: Dim
     fixed: Dim
-    dtype: Dtype = "bf16"
+    dtype: WeightsDtype = "bf16"
 
 
 class PassTime(StrictModel):
@@ -131,7 +135,7 @@ class SustainedTime(StrictModel):
     k: Dim
     seconds: Positive
     microseconds: Positive
-    dtype: Dtype = "bf16"  # as of LinearSweep
+    dtype: WeightsDtype = "bf16"  # as of LinearSweep
 
 
 class LowRankTime(StrictModel):

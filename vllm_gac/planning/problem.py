@@ -71,6 +71,7 @@ class Problem:
             raise PlanError(f"{model.directory}: {fault}")
         self._request, self._dense = request, model.layout
         check_planned_for(model.layout, request.tensor_parallel_size)
+        request.check_groups(model.layout)
         self.deployment = request.deployment()
         if model.kept is not None and self.deployment is not None:
             what = "experts" if model.layout.experts else "models that are quantized in part"

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
+from vllm_gac.alignment.rules import GROUPS, LINEAR_MULTIPLES, STRATEGIES, quantized_as
 from vllm_gac.compression.methods.registry import METHODS, usual_methods
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import BatchMix, Deployment, lacks_fused_times
-from vllm_gac.gpu.profile import GpuProfile, Types
+from vllm_gac.gpu.profile import GpuProfile, Types, WeightsDtype
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
-from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
 from vllm_gac.layout.schema import Role, Strategy
 from vllm_gac.options import option, record_of, refuse_unexpected
 from vllm_gac.planning.allowed_dims import allowed_dims
@@ -31,10 +31,19 @@ BUDGET_FLAGS = {
 # The options that describe the steps of a deployment. `BatchMix` has the same names.
 _BATCH_MIX = ("decode_batch", "decode_context", "prefill_tokens")
 
-# Of a number of a quantized linear, if not 1. MX formats have a scale of a byte for each 32.
-_LINEAR_BYTES = {"mxfp8": 33 / 32, "mxfp4": 17 / 32}
-# Quantizations that profiles have times of: e4m3 weights and activations.
-_MEASURED_FP8 = ("fp8_per_tensor", "fp8_per_channel")
+# Of a number of a quantized linear, if not 1. MX formats have a scale of a byte for each 32, and
+# W4A16 one of two bytes for each group.
+_LINEAR_BYTES = {
+    "mxfp8": 33 / 32,
+    "mxfp4": 17 / 32,
+    **{name: 1 / 2 + 2 / group for name, group in GROUPS.items()},
+}
+# Quantizations that profiles have times of. Those of W4A16 are of groups of 128.
+_MEASURED: dict[str | None, WeightsDtype] = {
+    "fp8_per_tensor": "fp8",
+    "fp8_per_channel": "fp8",
+    **dict.fromkeys(GROUPS, "w4a16"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +157,7 @@ class PlanRequest:
         metadata=option(
             "--quantization",
             "allow only dims that linears quantized in this way take without padding, and dims "
-            "that stay as they are, and predict times in FP8; default: any",
+            "that stay as they are, and predict times in FP8 and W4A16; default: any",
             choices=sorted(LINEAR_MULTIPLES),
             group="first",
         ),
@@ -264,9 +273,28 @@ class PlanRequest:
     def types(self) -> Types:
         """The types whose times are predicted."""
         return Types(
-            "fp8" if self.quantization in _MEASURED_FP8 else "bf16",
+            _MEASURED.get(self.quantization, "bf16"),
             "fp8" if self.kv_cache_dtype == "fp8" else "bf16",
         )
+
+    def check_groups(self, dense: ModelLayout) -> None:
+        """Check the rows that a plan may leave as they are.
+
+        Raises:
+            PlanError: If the rows of a linear, on each GPU, are not whole groups with one scale.
+        """
+        group = GROUPS.get(self.quantization or "", 1)
+        for name in LINEARS[: 4 if dense.experts else None]:
+            columns = dense.linear_shape(dense.layers[0], name)[1]
+            if name in ("self_attn.o_proj", "mlp.down_proj"):
+                columns //= self.tensor_parallel_size
+            if columns % group:
+                fitting = [other for other, size in GROUPS.items() if columns % size == 0]
+                raise PlanError(
+                    f"--quantization {self.quantization}: {name} has {columns} elements in a row "
+                    f"on each GPU, which are no whole groups of {group}; take "
+                    f"{' or '.join(fitting) or 'another quantization'}"
+                )
 
     def held_bytes(self, mix: BatchMix, dense: ModelLayout, layers: Sequence[LayerLayout]) -> int:
         """Bytes of the weights of `dense` with these layers, and of the cache of all sequences.
@@ -292,7 +320,7 @@ class PlanRequest:
         if self.quantization is not None and self.types.weights == "bf16":
             notes.append(
                 f"linears in {self.quantization} are predicted as 16-bit ones: profiles have times "
-                f"of {' and '.join(_MEASURED_FP8)} alone"
+                f"of {', '.join(map(str, _MEASURED))} alone"
             )
         return notes
 

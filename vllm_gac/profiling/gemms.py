@@ -1,4 +1,4 @@
-"""Sweeps of y[m, n] = x[m, k] w over n and over k, in bf16 and in FP8."""
+"""Sweeps of y[m, n] = x[m, k] w over n and over k, in bf16, FP8 and W4A16."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import torch
 
-from vllm_gac.gpu.profile import Dtype, GemmSweep, LinearSweep, SustainedTime
+from vllm_gac.gpu.profile import GemmSweep, LinearSweep, SustainedTime, WeightsDtype
 from vllm_gac.layout.rounding import ceil_div, round_up
-from vllm_gac.profiling.stock_kernels import fp8_multiply
+from vllm_gac.profiling.stock_kernels import W4A16_GROUP, fp8_multiply, w4a16_multiply
 from vllm_gac.profiling.timing import (
     MORE_THAN_L2,
     microseconds,
@@ -49,10 +49,10 @@ _CLASS_AT = (192, 576, 1088, 4160, 12352)
 _CLASSES = (1, 2, 4, 8, 16, 32)
 _COARSE = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 14336, 28672)
 
-# In FP8, the most telling batches first, and the dims that vLLM's kernel takes without padding.
-_FP8_BATCHES = (64, 1, 2048, 16, 256, 128, 8192, 512)
+# Quantized, the most telling batches first, and the dims that vLLM's kernels take without padding.
+_QUANTIZED_BATCHES = (64, 1, 2048, 16, 256, 128, 8192, 512)
 _FP8_CLASSES = (16, 32)
-_FP8_COARSE = (64, 256, 1024, 2048, 4096, 14336, 28672)
+_QUANTIZED_COARSE = (64, 256, 1024, 2048, 4096, 14336, 28672)
 # For the rate that GEMMs hold for long: [n, k] of Llama-3-8B's linear layers, in chunks of prompts.
 SUSTAINED_SHAPES = ((28672, 4096), (4096, 14336), (6144, 4096), (4096, 4096))
 _SUSTAINED_BATCH = 8192
@@ -69,7 +69,7 @@ class GemmPlan:
     role: Literal["rank", "width", "any"] | None = None  # None: for latency
     per_dim: int = 1
     fixed: int = FIXED
-    dtype: Dtype = "bf16"
+    dtype: WeightsDtype = "bf16"
 
 
 def dim_plans() -> list[GemmPlan]:
@@ -87,13 +87,16 @@ def dim_plans() -> list[GemmPlan]:
     return plans
 
 
-def linear_plans(dtype: Dtype = "bf16") -> list[GemmPlan]:
+def linear_plans(dtype: WeightsDtype = "bf16") -> list[GemmPlan]:
     """Sweeps from which the time of any GEMM is predicted."""
-    is_fp8 = dtype == "fp8"
-    batches, classes = (_FP8_BATCHES, _FP8_CLASSES) if is_fp8 else (_BATCHES, _CLASSES)
-    coarse, every = (_FP8_COARSE, 2) if is_fp8 else (_COARSE, 1)
+    is_16_bit = dtype == "bf16"
+    batches, coarse = (_BATCHES, _COARSE) if is_16_bit else (_QUANTIZED_BATCHES, _QUANTIZED_COARSE)
+    classes = _CLASSES if is_16_bit else _FP8_CLASSES
     off = {at - step for at in _CLASS_AT for step in (0, *classes)}
-    tiles = {axis: dims[::every] for axis, dims in _TILES.items()}
+    first, every = {"bf16": (0, 1), "fp8": (0, 2), "w4a16": (1, 2)}[dtype]
+    tiles = {axis: dims[first::every] for axis, dims in _TILES.items()}
+    if dtype == "w4a16":  # whole groups, which are no dims that Marlin pads
+        off, coarse = set(), (W4A16_GROUP, *coarse[1:])
     plans = []
     for m in batches:
         plans += [GemmPlan("n", m, coarse, fixed=k) for k in coarse if k != FIXED]
@@ -110,8 +113,9 @@ class Gemms:
         largest = max(plan.per_dim * plan.dims[-1] * plan.fixed for plan in plans)
         tallest = max(plan.m for plan in plans)
         (self.dtype,) = {plan.dtype for plan in plans}
-        number = torch.bfloat16 if self.dtype == "bf16" else torch.float8_e4m3fn
-        self.weights = random_tensor(MORE_THAN_L2 // number.itemsize + largest).to(number)
+        number = torch.float8_e4m3fn if self.dtype == "fp8" else torch.bfloat16
+        if self.dtype != "w4a16":  # whose kernels have their own order of weights
+            self.weights = random_tensor(MORE_THAN_L2 // number.itemsize + largest).to(number)
         self.inputs = random_tensor(tallest * max(widest, FIXED)).to(number)
         self.outputs = torch.empty_like(self.inputs)
 
@@ -126,10 +130,15 @@ class Gemms:
 
     def _call(self, m: int, n: int, k: int) -> tuple[Callable[[], object], int]:
         """A function that multiplies by the next of several copies of w, and their number."""
+        x = self.inputs[: m * k].view(m, k)
+        if self.dtype == "w4a16":
+            copies = min(256, ceil_div(2 * MORE_THAN_L2, n * k))
+            with x.device:
+                by_next = w4a16_multiply(n, k, copies)
+            return lambda: by_next(x), copies
         size = round_up(n * k, 64)  # each weight begins at a cache line
         copies = min(256, ceil_div(MORE_THAN_L2, self.weights.itemsize * size))
         weights = [self.weights[i * size :][: n * k].view(n, k).t() for i in range(copies)]
-        x = self.inputs[: m * k].view(m, k)
         turn = itertools.cycle(weights)
         if self.dtype == "bf16":
             y = self.outputs[: m * n].view(m, n)
@@ -165,7 +174,7 @@ def measure_linears(plans: Sequence[GemmPlan], tick: Callable[[], object]) -> li
     return [LinearSweep(dtype=plan.dtype, **gemms.sweep(plan, tick)) for plan in plans]
 
 
-def measure_sustained(tick: Callable[[], object], dtype: Dtype) -> list[SustainedTime]:
+def measure_sustained(tick: Callable[[], object], dtype: WeightsDtype) -> list[SustainedTime]:
     """Times of SUSTAINED_SHAPES that run for a second each; `tick` is called after each.
 
     They leave the GPU warm, at its power limit: measure everything else before.

@@ -16,11 +16,13 @@ from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.attention_choice import GAC, STOCK
 from vllm_gac.gpu.profile import (
     FUSED_PART,
+    NAMES,
     Ceilings,
     DecodeTime,
     Dtype,
     GpuProfile,
     LinearSweep,
+    WeightsDtype,
 )
 from vllm_gac.gpu.profile import VERSION as FORMAT
 from vllm_gac.profiling.attention import HEAD_SIZES, measure_attention
@@ -60,7 +62,8 @@ _METHOD = (
     "it is busy (sustained times: means, without a rest); torch.mm and low-rank linears as served "
     "in bfloat16, scaled_dot_product_attention in float16 (all pairs) and bfloat16 (causal), "
     "decode and prefill kernels in bfloat16; in FP8 vLLM's CUTLASS linears with a scale for each "
-    "token, vLLM's kernels that quantize and ours, and decode kernels with an e4m3 cache"
+    "token, vLLM's kernels that quantize and ours, and decode kernels with an e4m3 cache; in W4A16 "
+    "vLLM's linears with groups of 128"
 )
 
 _Point = TypeVar("_Point")
@@ -155,11 +158,13 @@ def sections_of(has_fp8: bool) -> list[ProfileSection]:
             _section(FUSED_PART, "fused", FUSED_POINTS, measure_fused),
             _decode("fp8"),
         ]
+    sections += _linears("w4a16")
     dims = dim_plans()
     sections += [
         _section("dims of linears", "gemm", dims, measure_dims, sum(len(x.dims) for x in dims)),
         _section("attention by head size", "attention", HEAD_SIZES, measure_attention),
         _sustained("bf16"),
+        _sustained("w4a16"),
     ]
     return [*sections, _sustained("fp8")] if has_fp8 else sections
 
@@ -214,13 +219,13 @@ def _ceilings() -> ProfileSection:
     )
 
 
-def _peak(dtype: Dtype) -> float:
+def _peak(dtype: WeightsDtype) -> float:
     """TFLOP/s of a large square GEMM."""
     square = Gemms([GemmPlan("n", _PEAK, (_PEAK,), fixed=_PEAK, dtype=dtype)])
     return 2 * _PEAK**3 / square.measure(_PEAK, _PEAK, _PEAK) / 1e6
 
 
-def _linears(dtype: Dtype) -> Iterator[ProfileSection]:
+def _linears(dtype: WeightsDtype) -> Iterator[ProfileSection]:
     """A section for each number of tokens."""
 
     def measure(plans: Sequence[GemmPlan], profile: GpuProfile, tick: _Tick) -> _Times:
@@ -245,7 +250,7 @@ def _raised(ceilings: Ceilings | None, sweeps: Sequence[LinearSweep]) -> Ceiling
         for sweep in sweeps
         for dim, time in zip(sweep.dims, sweep.microseconds, strict=True)
     )
-    field = "teraflops" if sweeps[0].dtype == "bf16" else "fp8_teraflops"
+    field = "fp8_teraflops" if sweeps[0].dtype == "fp8" else "teraflops"
     before = getattr(ceilings, field) or _peak(sweeps[0].dtype)
     return ceilings.model_copy(update={field: round(max(before, fastest), 1)})
 
@@ -293,7 +298,7 @@ def _section(
     )
 
 
-def _sustained(dtype: Dtype) -> ProfileSection:
+def _sustained(dtype: WeightsDtype) -> ProfileSection:
     return ProfileSection(
         f"linears without a rest, {_named(dtype)}",
         len(SUSTAINED_SHAPES),
@@ -302,5 +307,5 @@ def _sustained(dtype: Dtype) -> ProfileSection:
     )
 
 
-def _named(dtype: Dtype) -> str:
-    return "FP8" if dtype == "fp8" else dtype
+def _named(dtype: WeightsDtype) -> str:
+    return dtype if dtype == "bf16" else NAMES[dtype]

@@ -1,12 +1,15 @@
 """vLLM's own kernels, called as its backends and layers call them; to be measured."""
 
+import itertools
 from collections.abc import Callable
 
 import torch
 
 from vllm_gac.errors import GacError
-from vllm_gac.serving.vllm_internals import kernel_calls, swiglu_kernel
+from vllm_gac.serving.vllm_internals import kernel_calls, packed_linear, swiglu_kernel
 
+# Elements of a row of a W4A16 weight that share a scale.
+W4A16_GROUP = 128
 # What vLLM captures decode graphs with (attention_config.flash_attn_max_num_splits_for_cuda_graph).
 _SPLITS = 32
 
@@ -102,6 +105,32 @@ def fp8_multiply(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     by_token = torch.ones(x.shape[0], 1, device=x.device)
     by_tensor = torch.ones(1, device=x.device)
     return lambda w: multiply(x, w, by_token, by_tensor, torch.bfloat16)
+
+
+def w4a16_multiply(n: int, k: int, copies: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that multiplies x [m, k] by the next of several weights [n, k] of four bits.
+
+    It is the kernel that vLLM chooses for these dims on torch's default device.
+
+    Args:
+        n: output features.
+        k: input features, a multiple of 128.
+        copies: how many weights there are.
+    """
+    module, scheme = packed_linear(n, k, W4A16_GROUP)
+    turn = itertools.cycle([module, *(_copy(module) for _ in range(copies - 1))])
+    return lambda x: scheme.apply_weights(next(turn), x, None)
+
+
+def _copy(module: torch.nn.Module) -> torch.nn.Module:
+    """The same with parameters of its own, of which vLLM's cannot be copied as modules are."""
+    other = torch.nn.Module()
+    for name, value in vars(module).items():
+        if not name.startswith("_"):
+            setattr(other, name, value)
+    for name, parameter in module.named_parameters():
+        other.register_parameter(name, torch.nn.Parameter(parameter.data.clone(), False))
+    return other
 
 
 def activation_pass(kernel: str, x: torch.Tensor) -> Callable[[], object]:

@@ -10,7 +10,9 @@ The functions import vLLM's modules themselves, because registration must not im
 """
 
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -163,6 +165,47 @@ def swiglu_kernel() -> Callable[[torch.Tensor, torch.Tensor], None]:
     kernel_calls()  # registers the operators
     kernel: Callable[[torch.Tensor, torch.Tensor], None] = torch.ops._C.silu_and_mul
     return kernel
+
+
+def packed_linear(size: int, width: int, group: int) -> tuple[torch.nn.Module, Any]:
+    """A linear of random weights of four bits, as vLLM serves compressed-tensors' W4A16.
+
+    We measure it alone; vLLM's layers belong to an engine.
+
+    Args:
+        size: Output features.
+        width: Input features.
+        group: Elements of a row that share a scale.
+
+    Returns:
+        The module with the parameters, on torch's default device, and what multiplies by them with
+        `apply_weights(module, x, None)`.
+    """
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.quantization.compressed_tensors import schemes
+
+    with set_current_vllm_config(_engine_of_one_rank()):
+        scheme, module = schemes.CompressedTensorsWNA16("group", 4, group), torch.nn.Module()
+        scheme.create_weights(module, size, width, [size], width, torch.bfloat16, lambda *_: None)
+        module.get_parameter("weight_packed").data.random_()
+        module.get_parameter("weight_scale").data.fill_(width**-0.5)
+        scheme.process_weights_after_loading(module)
+    return module, scheme
+
+
+@cache
+def _engine_of_one_rank() -> "VllmConfig":
+    """What vLLM's parameters and kernels ask for: a config, a rank, memory for Marlin's locks."""
+    from vllm import distributed
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.v1.worker.workspace import init_workspace_manager
+
+    config = VllmConfig()
+    with set_current_vllm_config(config), tempfile.TemporaryDirectory() as directory:
+        distributed.init_distributed_environment(1, 0, f"file://{directory}/store", 0, "gloo")
+        distributed.ensure_model_parallel_initialized(1, 1)
+        init_workspace_manager(torch.get_default_device())
+    return config
 
 
 def step_scratch(common: "CommonAttentionMetadata") -> dict[str, Any]:

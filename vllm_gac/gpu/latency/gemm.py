@@ -5,7 +5,7 @@ slowdown is interpolated over a coarse grid of (n, k), and corrected by two fine
 and one over k. A dim that is not a multiple of 64 takes the time of the next multiple, plus the
 measured cost of its alignment class (the largest power of two that divides it).
 
-In FP8, dims that are not multiples of 16 cost what they are padded to.
+In FP8, dims that are not multiples of 16 cost what they are padded to; in W4A16, of 64.
 """
 
 import math
@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, get_args
 
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.latency.interpolation import between, interpolate
-from vllm_gac.gpu.profile import Dtype, GpuProfile, LinearSweep
+from vllm_gac.gpu.profile import NAMES, GpuProfile, LinearSweep, WeightsDtype
 from vllm_gac.layout.rounding import round_up
 
 Axis: TypeAlias = Literal["n", "k"]
@@ -29,7 +29,8 @@ Curve: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
 # the curves contain.
 _TILE = 64
 _BYTES = 2  # of a number that is not FP8
-_FP8_MULTIPLE = 16  # of both dims of a weight; others are padded
+# Of both dims of a weight; others are padded.
+_MULTIPLES: dict[WeightsDtype, int] = {"bf16": 1, "fp8": 16, "w4a16": 64}
 
 
 def gemm_microseconds(
@@ -39,7 +40,7 @@ def gemm_microseconds(
     profile: GpuProfile,
     *,
     is_sustained: bool = False,
-    dtype: Dtype = "bf16",
+    dtype: WeightsDtype = "bf16",
 ) -> float:
     """Time of y[m, n] = x[m, k] w with weights that are read from memory, and y in 16 bits.
 
@@ -60,8 +61,7 @@ def gemm_microseconds(
     Raises:
         ProfileError: if the profile has no ceilings, or no sweep over n or over k of this type.
     """
-    if dtype == "fp8":
-        n, k = round_up(n, _FP8_MULTIPLE), round_up(k, _FP8_MULTIPLE)
+    n, k = round_up(n, _MULTIPLES[dtype]), round_up(k, _MULTIPLES[dtype])
     time = _gemm_times(profile, dtype).microseconds(m, n, k)
     if not (is_sustained and profile.sustained):
         return time
@@ -79,15 +79,16 @@ def moving_microseconds(elements: float, profile: GpuProfile) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The two ceilings of a GPU, bytes and FLOP per microsecond, and the bytes of a factor."""
+    """The two ceilings of a GPU, bytes and FLOP per microsecond, and the bytes of x and of w."""
 
     bandwidth: float
     peak: float
-    itemsize: int = _BYTES
+    x_bytes: float = _BYTES
+    w_bytes: float = _BYTES
 
     def gemm(self, m: int, n: int, k: int) -> float:
         """Least possible microseconds of y[m, n] = x[m, k] w, with y in 16 bits."""
-        moved = self.itemsize * (m * k + k * n) + _BYTES * m * n
+        moved = self.x_bytes * m * k + self.w_bytes * k * n + _BYTES * m * n
         return max(moved / self.bandwidth, self.multiplying(m, n, k))
 
     def multiplying(self, m: int, n: int, k: int) -> float:
@@ -100,7 +101,7 @@ class Roofline:
 
 
 @cache
-def roofline(profile: GpuProfile, dtype: Dtype = "bf16") -> Roofline:
+def roofline(profile: GpuProfile, dtype: WeightsDtype = "bf16") -> Roofline:
     """The profile's ceilings for GEMMs of `dtype`. Raises ProfileError if it has none.
 
     Tensor cores multiply FP8 twice as fast as 16-bit types, unless the profile knows better.
@@ -113,8 +114,9 @@ def roofline(profile: GpuProfile, dtype: Dtype = "bf16") -> Roofline:
     rates = profile.ceilings
     bandwidth = rates.terabytes_per_second * 1e6
     if dtype == "fp8":
-        return Roofline(bandwidth, (rates.fp8_teraflops or 2 * rates.teraflops) * 1e6, 1)
-    return Roofline(bandwidth, rates.teraflops * 1e6)
+        return Roofline(bandwidth, (rates.fp8_teraflops or 2 * rates.teraflops) * 1e6, 1, 1)
+    w_bytes = 1 / 2 + 2 / 128 if dtype == "w4a16" else _BYTES
+    return Roofline(bandwidth, rates.teraflops * 1e6, w_bytes=w_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class _Surface:
 class _GemmTimes:
     """Everything that a prediction needs, computed once per profile."""
 
-    def __init__(self, profile: GpuProfile, dtype: Dtype) -> None:
+    def __init__(self, profile: GpuProfile, dtype: WeightsDtype) -> None:
         self.roofline = roofline(profile, dtype)
         by_m: dict[int, list[LinearSweep]] = defaultdict(list)
         for sweep in profile.linear:
@@ -175,7 +177,8 @@ class _GemmTimes:
         if not by_m or any({s.axis for s in sweeps} != {"n", "k"} for sweeps in by_m.values()):
             raise ProfileError(
                 f"the profile of {profile.gpu}, measured {profile.measured}, has no sweeps of "
-                f"linears in {dtype} over both n and k; measure them with vllm-gac profile --resume"
+                f"linears in {NAMES[dtype]} over both n and k; measure them on that GPU with "
+                "vllm-gac profile --resume --out profile.json, and give --gpu profile.json"
             )
         self.surfaces = [_surface(self.roofline, m, by_m[m]) for m in sorted(by_m)]
         self.log_m = [math.log(m) for m in sorted(by_m)]
@@ -192,15 +195,15 @@ class _GemmTimes:
 
 
 @cache
-def _excess(profile: GpuProfile, dtype: Dtype) -> float:
+def _excess(profile: GpuProfile, dtype: WeightsDtype) -> float:
     """How much longer GEMMs take that run for long, relative to the time of their FLOP.
 
     FLOP take power. So a GEMM that lies far above their time, because it is small or misaligned,
-    loses a smaller part of its rate. If nothing was measured in FP8, it is as in 16 bits.
+    loses a smaller part of its rate. If nothing was measured of a type, it is as in 16 bits.
     """
     times = [time for time in profile.sustained if time.dtype == dtype]
     if not times:
-        return _excess(profile, "bf16") if dtype == "fp8" else 0.0
+        return _excess(profile, "bf16") if dtype != "bf16" else 0.0
     excesses = [
         (time.microseconds - _gemm_times(profile, dtype).microseconds(time.m, time.n, time.k))
         / roofline(profile, dtype).multiplying(time.m, time.n, time.k)
@@ -210,7 +213,7 @@ def _excess(profile: GpuProfile, dtype: Dtype) -> float:
 
 
 @cache
-def _gemm_times(profile: GpuProfile, dtype: Dtype) -> _GemmTimes:
+def _gemm_times(profile: GpuProfile, dtype: WeightsDtype) -> _GemmTimes:
     return _GemmTimes(profile, dtype)
 
 

@@ -16,7 +16,7 @@ from vllm_gac.gpu.latency.gemm import moving_microseconds
 from vllm_gac.gpu.latency.linears import Linear, linears_microseconds, take_quantized
 from vllm_gac.gpu.latency.passes import fused_microseconds
 from vllm_gac.gpu.latency.prefill import prefill_microseconds
-from vllm_gac.gpu.profile import FUSED_PART, GpuProfile, Types
+from vllm_gac.gpu.profile import FUSED_PART, NAMES, GpuProfile, Types
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
@@ -97,9 +97,9 @@ class Deployment:
     def __str__(self) -> str:
         """For a sentence: the GPU, the types if they are not of 16 bits, and the steps."""
         types = {"weights": self.types.weights, "cache": self.types.cache}
-        fp8 = "".join(f", {what} in FP8" for what, dtype in types.items() if dtype == "fp8")
+        named = (f", {what} in {NAMES[dtype]}" for what, dtype in types.items() if dtype != "bf16")
         return (
-            f"{self.profile.gpu}{fp8}, with {self.mix.decode_batch:,} sequences of "
+            f"{self.profile.gpu}{''.join(named)}, with {self.mix.decode_batch:,} sequences of "
             f"{self.mix.decode_context:,} tokens in a step of decoding and "
             f"{self.mix.prefill_tokens:,} tokens in one of prefill"
         )
@@ -273,7 +273,7 @@ def lacks_fused_times(profile: GpuProfile, types: Types) -> str | None:
         profile: the GPU.
         types: of weights and cache.
     """
-    if types.weights == "bf16" or profile.fused or FUSED_PART in profile.without_times:
+    if types.weights != "fp8" or profile.fused or FUSED_PART in profile.without_times:
         return None
     return (
         f"the profile of {profile.gpu}, measured {profile.measured}, has no times of norms and "

@@ -7,7 +7,8 @@ a law (launch_times.py) that is fitted to what a profile has measured of linear 
 low-rank linear layers, what cuBLAS computes is subtracted before.
 
 In FP8, vLLM's kernels multiply: each factor is a GEMM whose input is quantized before. Of whole
-linear layers, a kernel of ours does it that computes the input, too (kernels/fp8_rows.py).
+linear layers, a kernel of ours does it that computes the input, too (kernels/fp8_rows.py). In W4A16
+they multiply, too, and nothing is quantized.
 """
 
 from collections import defaultdict
@@ -18,7 +19,7 @@ from functools import cache, lru_cache
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, roofline
 from vllm_gac.gpu.latency.launch_times import LaunchTimes, MeasuredLaunches
 from vllm_gac.gpu.latency.passes import pass_microseconds
-from vllm_gac.gpu.profile import Dtype, GpuProfile, LowRankTime
+from vllm_gac.gpu.profile import GpuProfile, LowRankTime, WeightsDtype
 from vllm_gac.kernels.gpu_limits import takes_fp8_rows, takes_swiglu
 from vllm_gac.kernels.skinny_gemm.tiling import faster_than_cublas
 from vllm_gac.layout.rounding import GRANULE
@@ -58,7 +59,7 @@ def linears_microseconds(
     *,
     is_gated: bool = False,
     is_sustained: bool = False,
-    dtype: Dtype = "bf16",
+    dtype: WeightsDtype = "bf16",
     is_quantized: bool = False,
     is_stock: bool = False,
 ) -> float:
@@ -80,8 +81,10 @@ def linears_microseconds(
     Raises:
         ProfileError: if the profile has no GEMM times.
     """
-    if dtype == "fp8":
-        return _in_fp8(tokens, tuple(linears), profile, is_gated, is_sustained, is_quantized)
+    if dtype != "bf16":
+        return _by_vllm(
+            tokens, tuple(linears), profile, is_gated, is_sustained, is_quantized, dtype
+        )
     return _in_16_bits(tokens, tuple(linears), profile, is_gated, is_sustained, is_stock)
 
 
@@ -117,28 +120,32 @@ def _in_16_bits(
 
 
 @lru_cache(maxsize=1 << 18)
-def _in_fp8(
+def _by_vllm(
     tokens: int,
     linears: Sequence[Linear],
     profile: GpuProfile,
     is_gated: bool,
     is_sustained: bool,
     is_quantized: bool,
+    dtype: WeightsDtype,
 ) -> float:
-    """Microseconds of linear layers in FP8: whole ones are one GEMM, factors one each."""
+    """Microseconds of quantized linear layers: whole ones are one GEMM, factors one each."""
     is_dense = all(linear.rank is None for linear in linears)
     shapes = [(sum(linear.out_size for linear in linears), linears[0].in_size)]
     if not is_dense:
         shapes = [shape for linear in linears for shape in linear.matrices]
     time = sum(
-        gemm_microseconds(tokens, n, k, profile, is_sustained=is_sustained, dtype="fp8")
+        gemm_microseconds(tokens, n, k, profile, is_sustained=is_sustained, dtype=dtype)
         for n, k in shapes
     )
-    if not is_quantized:
+    if dtype == "fp8" and not is_quantized:
         time += sum(pass_microseconds("quantize", tokens, k, profile) for _, k in shapes)
     if is_gated:
         width = linears[0].out_size
-        time += pass_microseconds("swiglu", tokens, width, profile)
+        if dtype == "fp8":
+            time += pass_microseconds("swiglu", tokens, width, profile)
+        else:  # which GPUs without FP8 have no times of
+            time += moving_microseconds(3 * tokens * width, profile)
         if not is_dense:  # vLLM's SwiGLU takes gate and up beside each other
             time += moving_microseconds(4 * tokens * width, profile)
     return time
