@@ -34,6 +34,11 @@ Tensor = torch.Tensor
 PIECE = 1 << 26
 # Rows of a tile of a GPU's matrix product: a chunk has whole tiles.
 _TILE = 128
+# So many tokens of a sequence, or a share of a short one, are read, but what they predict does not
+# count. Some of them have massive activations (Sun et al., 2024), which a late layer takes away
+# again. If a step changes these, such a token diverges by 20 nats and more, which hides all others;
+# and nobody needs what it predicts.
+_FIRST, _SHARE = 4, 16
 
 
 class Weights(Protocol):
@@ -79,7 +84,7 @@ class Distillation:
     kept_layers: int = 0
 
     def loss(self, tokens: Tensor) -> Tensor:
-        """The loss of `tokens` [count, length], summed over all tokens, to be minimized."""
+        """The loss of `tokens` [count, length], summed over those that count, to be minimized."""
         loss: Tensor = self.rest(self._loss, tokens)
         return loss
 
@@ -87,7 +92,7 @@ class Distillation:
         with self._precision():
             hidden = self._leaving(tokens)
             ours, theirs = (
-                self._entering_head(model, states)
+                self._entering_head(model, states[:, _first(tokens) :])
                 for model, states in zip((self.student, self.teacher), hidden, strict=True)
             )
         loss: Tensor = Divergence.apply(*ours, *theirs, self._chunk_rows)  # type: ignore[no-untyped-call]
@@ -108,19 +113,20 @@ class Distillation:
             partial_sums = self.rest(self._sums, parts[min(number, len(parts) - 1)])
             sums += partial_sums if number < len(parts) else 0
         sums = self.processes.summed(sums)
-        divergence, loss, teacher_loss = (sums / (tokens.numel() - len(tokens))).tolist()
+        divergence, loss, teacher_loss = (sums / tokens[:, _first(tokens) + 1 :].numel()).tolist()
         return Score(divergence, loss), teacher_loss
 
     @torch.no_grad()
     def _sums(self, tokens: Tensor) -> Tensor:
         """The divergence, the student's loss and the teacher's, summed over `tokens`, in fp64."""
+        first = _first(tokens)
         with self._precision():
             hidden = self._leaving(tokens)
         ours, theirs = (
-            self._entering_head(model, states[:, :-1])
+            self._entering_head(model, states[:, first:-1])
             for model, states in zip((self.student, self.teacher), hidden, strict=True)
         )
-        targets = tokens[:, 1:].flatten().to(hidden[0].device)
+        targets = tokens[:, first + 1 :].flatten().to(hidden[0].device)
         sums = torch.zeros(3, dtype=torch.float64, device=targets.device)
         for rows, student, teacher in _predictions(*ours, *theirs, self._chunk_rows):
             losses = (nll_loss(x, targets[rows], reduction="sum") for x in (student, teacher))
@@ -171,6 +177,11 @@ class Distillation:
         # Without the cache, bf16 copies of all weights are not held until the context ends.
         kind = self.student.reference.device.type
         return torch.autocast(kind, torch.bfloat16, enabled=self.mixed, cache_enabled=False)
+
+
+def _first(tokens: Tensor) -> int:
+    """The first token of sequences [count, length] whose prediction counts."""
+    return min(_FIRST, tokens.shape[1] // _SHARE)
 
 
 def _activation_checkpoint(function: Callable[..., Any], *arguments: Any) -> Any:
