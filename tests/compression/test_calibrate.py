@@ -1,5 +1,6 @@
 """Calibration: the measurements, their form in the file, and the resumption of a stopped run."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,6 @@ from safetensors.torch import load_file
 
 from tests.support.dense_models import config, write, write_text
 from tests.support.layer_stats import layer_stats
-from vllm_gac.checkpoint.atomic_files import write_tensors
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.compression import passes
@@ -97,12 +97,13 @@ def test_a_resumed_run_ends_in_the_same_bytes(
     assert not list(tmp_path.glob("*.partial"))
 
 
-# How many files of metrics and gradients a run still writes after a stop by the n-th of them: two
-# of layers of each, and if states are kept after each layer, one of these.
+# How many files beside the statistics a run still writes after a stop by the n-th of them: two of
+# metrics and two of gradients, and if states are kept after each layer, one of these of each of the
+# two passes and two of hidden states.
 @pytest.mark.parametrize(
-    ("seconds", "left"), [(0, [6, 6, 4, 3, 3, 1, 0]), (999, [4, 4, 2, 2, 0])], ids=str
+    ("seconds", "left"), [(0, [8, 8, 6, 5, 5, 3, 2, 1, 0]), (999, [4, 4, 2, 2, 0])], ids=str
 )
-def test_a_backward_pass_that_was_stopped_goes_on(
+def test_a_pass_that_was_stopped_goes_on(
     model: Path,
     text: Path,
     tmp_path: Path,
@@ -110,24 +111,28 @@ def test_a_backward_pass_that_was_stopped_goes_on(
     seconds: int,
     left: list[int],
 ) -> None:
-    written: list[Path] = []
-    last = 0
+    written, last = 0, 0
 
-    def stop(path: Path, tensors: Any) -> None:
-        write_tensors(path, tensors)
-        written.append(path)
-        if len(written) == last:
-            raise KeyboardInterrupt
+    def stopping(write: Callable[..., None]) -> Callable[..., None]:
+        def stop(*arguments: Any) -> None:
+            nonlocal written
+            write(*arguments)
+            written += 1
+            if written == last:
+                raise KeyboardInterrupt
+
+        return stop
 
     monkeypatch.setattr(passes, "_KEEP_SECONDS", seconds)
-    monkeypatch.setattr(passes, "write_tensors", stop)
+    for name in ("write_tensors", "write_floats"):
+        monkeypatch.setattr(passes, name, stopping(getattr(passes, name)))
     for number, expected in enumerate(left):
         out = tmp_path / str(number)
-        written, last = [], number
+        written, last = 0, number
         with pytest.raises(KeyboardInterrupt) if number else nullcontext():
             calibrate(model, [text], out, RUN, progress=False)
         calibrate(model, [text], out, RUN, progress=False)
-        assert len(written) - number == expected
+        assert written - number == expected
         assert out.read_bytes() == (tmp_path / "0").read_bytes()
     assert not list(tmp_path.glob("*.partial"))
 

@@ -8,6 +8,7 @@ the mean square of a gradient is the Fisher information. Tokens may be drawn sev
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -23,6 +24,7 @@ from vllm_gac.compression.reference_model import (
     layer_outputs,
     layer_weights,
 )
+from vllm_gac.layout.dims import ModelLayout
 
 logger = logging.getLogger(__name__)
 
@@ -58,15 +60,28 @@ def backward(
     """
     layers = stopped[0] if stopped else len(model.layout.layers)
     logger.info("%s: %d layers", description, layers)
-    back = 1 + draws  # forward again, and the gradients of each draw
-    with tqdm(total=layers * (1 + back), desc=description, disable=not progress) as bar:
+    # In passes through a layer: forward again and the gradients of each draw, and the unembedding.
+    back, head = 1 + draws, 0 if stopped else _head_passes(model.layout)
+    total = layers * (1 + back) + head
+    with tqdm(total=total, desc=description, smoothing=0, disable=not progress) as bar:
         states = entering_states(model, read, tokens, layers, bar.update)
         left = states.pop()
         gradients = stopped[1] if stopped else head_gradients(model, read, left, draws)
+        bar.update(head)
         for index in reversed(range(layers)):
             weights = layer_weights(model, read, index)
             gradients = through(index, weights, states.pop(), gradients)
             bar.update(back)
+
+
+def _head_passes(layout: ModelLayout) -> int:
+    """To how many passes through a layer `head_gradients` comes, which multiplies by E twice."""
+    return round(2 * layout.vocab_size * layout.hidden_size / layer_parameters(layout))
+
+
+def layer_parameters(layout: ModelLayout) -> int:
+    """The number of weights in one layer."""
+    return sum(math.prod(shape) for _, shape in layout.layer_tensors(0))
 
 
 def entering_states(

@@ -3,12 +3,11 @@
 The time is not foretold: the progress bars show what each pass still takes.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 
-from vllm_gac.compression.backward import ROWS
+from vllm_gac.compression.backward import ROWS, layer_parameters
 from vllm_gac.compression.measured import Measured
 from vllm_gac.compression.probes import DRAWS, positions
 from vllm_gac.compression.reference_model import BATCH
@@ -48,7 +47,7 @@ class Work:
         largest = max(24 * max(covariances, default=0) ** 2, self._activations)
         statistics = 8 * sum(n * n for n in squares) + largest
         probed = (DRAWS + 2) * self._gradients // DRAWS // len(layout.layers)
-        layer = 8 * _parameters(layout) + statistics + probed
+        layer = 8 * layer_parameters(layout) + statistics + probed
         head = layout.vocab_size * (4 * layout.hidden_size + 16 * ROWS)
         return max(layer, head if self.measured.probe_tokens or self._metrics else 0)
 
@@ -138,11 +137,6 @@ def per_channel(layout: ModelLayout, tokens: int) -> str:
     if layout.experts:
         return ""
     return f", {tokens / layout.layers[0].intermediate_size:.1f} for each channel of an MLP"
-
-
-def _parameters(layout: ModelLayout) -> int:
-    """The number of weights in one layer."""
-    return sum(math.prod(shape) for _, shape in layout.layer_tensors(0))
 
 
 def _giga(count: int) -> str:

@@ -177,7 +177,7 @@ def _back(
         stored = {name: tensor.to("cpu", torch.float32) for name, tensor in tensors.items()}
         write_tensors(_path(file, what, index), stored)
         if index and pause.over():
-            write_tensors(_path(file, by_input, index), {by_input: entering.cpu()})
+            write_floats(_path(file, by_input, index), {by_input: entering.shape}, [entering], {})
             _remove(file, range(index + 1, layers), by_input)
 
     options = {"keep": keep, "stopped": stopped, "progress": run.progress}

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.functional import kl_div
+from tqdm import tqdm
 
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
@@ -180,9 +181,10 @@ def compared(
     for checkpoint, of in zip(both, references, strict=True):
         with checkpoint.reader() as read:
             heads.append(partial(unembed, of, head_weights(of, read)))
+    every = zip(tokens, last, known, strict=True)
     windows = [
         _window(heads[0](mine), heads[1](theirs), window)
-        for batch in zip(tokens, last, known, strict=True)
+        for batch in tqdm(every, total=len(tokens), desc="compare", disable=not progress)
         for window, mine, theirs in zip(
             batch[0], *(states.to(references[0].device) for states in batch[1:]), strict=True
         )

@@ -147,7 +147,10 @@ def window_losses(
     hidden, losses = last_states(checkpoint, model, tokens, progress), []
     with checkpoint.reader() as read:
         weights = head_weights(model, read)
-    for states, batch in zip(hidden, tokens, strict=True):
+    every = tqdm(
+        zip(hidden, tokens, strict=True), total=len(tokens), desc="predict", disable=not progress
+    )
+    for states, batch in every:
         predicted = unembed(model, weights, states.to(model.device))[:, :-1].float()
         targets = batch[:, 1:].to(model.device)
         each = cross_entropy(predicted.transpose(1, 2), targets, reduction="none")
