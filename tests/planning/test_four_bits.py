@@ -18,6 +18,7 @@ from tests.support.stored_models import stored_tensors
 from vllm_gac.alignment.rules import GROUPS
 from vllm_gac.errors import PlanError, ProfileError
 from vllm_gac.gpu.latency.layer import ONE_INPUT, BatchMix
+from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.planning.plan_file import planned_layout
 from vllm_gac.planning.planner import best_plan
@@ -99,6 +100,13 @@ def test_rows_that_are_no_whole_groups_are_refused(tmp_path: Path, models: Model
     request = replace(request, tensor_parallel_size=64)
     with pytest.raises(PlanError, match="o_proj"):
         request.check_groups(big.layout)
+
+
+def test_times_of_smaller_groups_are_said_to_be_those_of_the_measured_one() -> None:
+    said = {name: PlanRequest(quantization=name).about_times(read_profile()) for name in GROUPS}
+    assert {name: len(notes) for name, notes in said.items()} == {
+        name: int(group != 128) for name, group in GROUPS.items()
+    }
 
 
 def test_a_profile_without_times_names_the_command_that_measures_them(models: Models) -> None:

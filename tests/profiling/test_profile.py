@@ -16,7 +16,14 @@ from tests.support.old_profile import without_fp8
 from vllm_gac.alignment.rules import align
 from vllm_gac.cli import main
 from vllm_gac.errors import ProfileError
-from vllm_gac.gpu.profile import DecodeTime, Dtype, GpuProfile, PrefillTime, WeightsDtype
+from vllm_gac.gpu.profile import (
+    W4A16_GROUP,
+    DecodeTime,
+    Dtype,
+    GpuProfile,
+    PrefillTime,
+    WeightsDtype,
+)
 from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile, write_profile
 from vllm_gac.layout.schema import validate
 from vllm_gac.profiling import (
@@ -35,7 +42,6 @@ from vllm_gac.profiling.decode import decode_plans, stock_plans
 from vllm_gac.profiling.gemms import SUSTAINED_SHAPES, dim_plans, linear_plans
 from vllm_gac.profiling.passes import FUSED_POINTS, pass_points
 from vllm_gac.profiling.prefill import prefill_plans
-from vllm_gac.profiling.stock_kernels import W4A16_GROUP
 
 H200 = read_profile("h200")
 

@@ -11,10 +11,11 @@ from vllm_gac.layout.schema import Dim, Heads, HeadSize, Positive, StrictModel
 
 # Of a cache: 16-bit, or e4m3.
 Dtype: TypeAlias = Literal["bf16", "fp8"]
-# Of weights with their activations: as above, or four bits, of which groups of 128 share a scale,
-# with 16-bit activations.
+# Of weights with their activations: as above, or four bits, with 16-bit activations.
 WeightsDtype: TypeAlias = Literal["bf16", "fp8", "w4a16"]
 NAMES: dict[WeightsDtype, str] = {"bf16": "16-bit", "fp8": "FP8", "w4a16": "W4A16"}
+# Elements of a row that share a scale in W4A16, as it is measured.
+W4A16_GROUP = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from vllm_gac.alignment.rules import GROUPS, LINEAR_MULTIPLES, STRATEGIES, quant
 from vllm_gac.compression.methods.registry import METHODS, usual_methods
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import BatchMix, Deployment, lacks_fused_times
-from vllm_gac.gpu.profile import GpuProfile, Types, WeightsDtype
+from vllm_gac.gpu.profile import W4A16_GROUP, GpuProfile, Types, WeightsDtype
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
 from vllm_gac.layout.schema import Role, Strategy
@@ -38,7 +38,7 @@ _LINEAR_BYTES = {
     "mxfp4": 17 / 32,
     **{name: 1 / 2 + 2 / group for name, group in GROUPS.items()},
 }
-# Quantizations that profiles have times of. Those of W4A16 are of groups of 128.
+# Quantizations that profiles have times of.
 _MEASURED: dict[str | None, WeightsDtype] = {
     "fp8_per_tensor": "fp8",
     "fp8_per_channel": "fp8",
@@ -322,6 +322,8 @@ class PlanRequest:
                 f"linears in {self.quantization} are predicted as 16-bit ones: profiles have times "
                 f"of {', '.join(map(str, _MEASURED))} alone"
             )
+        if (group := GROUPS.get(self.quantization or "", W4A16_GROUP)) != W4A16_GROUP:
+            notes.append(f"groups of {group} are predicted as those of {W4A16_GROUP}")
         return notes
 
     def changed(self) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import torch
 
-from vllm_gac.gpu.profile import GemmSweep, LinearSweep, SustainedTime, WeightsDtype
+from vllm_gac.gpu.profile import W4A16_GROUP, GemmSweep, LinearSweep, SustainedTime, WeightsDtype
 from vllm_gac.layout.rounding import ceil_div, round_up
-from vllm_gac.profiling.stock_kernels import W4A16_GROUP, fp8_multiply, w4a16_multiply
+from vllm_gac.profiling.stock_kernels import fp8_multiply, w4a16_multiply
 from vllm_gac.profiling.timing import (
     MORE_THAN_L2,
     microseconds,

@@ -6,10 +6,9 @@ from collections.abc import Callable
 import torch
 
 from vllm_gac.errors import GacError
+from vllm_gac.gpu.profile import W4A16_GROUP
 from vllm_gac.serving.vllm_internals import kernel_calls, packed_linear, swiglu_kernel
 
-# Elements of a row of a W4A16 weight that share a scale.
-W4A16_GROUP = 128
 # What vLLM captures decode graphs with (attention_config.flash_attn_max_num_splits_for_cuda_graph).
 _SPLITS = 32
 

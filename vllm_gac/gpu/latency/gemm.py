@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, get_args
 
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.latency.interpolation import between, interpolate
-from vllm_gac.gpu.profile import NAMES, GpuProfile, LinearSweep, WeightsDtype
+from vllm_gac.gpu.profile import NAMES, W4A16_GROUP, GpuProfile, LinearSweep, WeightsDtype
 from vllm_gac.layout.rounding import round_up
 
 Axis: TypeAlias = Literal["n", "k"]
@@ -115,7 +115,7 @@ def roofline(profile: GpuProfile, dtype: WeightsDtype = "bf16") -> Roofline:
     bandwidth = rates.terabytes_per_second * 1e6
     if dtype == "fp8":
         return Roofline(bandwidth, (rates.fp8_teraflops or 2 * rates.teraflops) * 1e6, 1, 1)
-    w_bytes = 1 / 2 + 2 / 128 if dtype == "w4a16" else _BYTES
+    w_bytes = 1 / 2 + 2 / W4A16_GROUP if dtype == "w4a16" else _BYTES
     return Roofline(bandwidth, rates.teraflops * 1e6, w_bytes=w_bytes)
 
 
