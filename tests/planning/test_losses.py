@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from tests.support.dense_models import config, write, write_text
 from tests.support.layer_stats import layer_stats
@@ -138,6 +140,27 @@ def test_a_plan_needs_what_was_calibrated_for(
     write_statistics(checkpoint, [text], tmp_path / "single", kept, 1024, 128, "cpu", False)
     plan = measured_plan(checkpoint, tmp_path / "single", PlanRequest(kv_ratio=0.5))
     assert {layer.value.heads for layer in plan.layers} == {2}
+
+
+def test_a_sequence_that_no_quadratic_form_describes_makes_no_layer_dear(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes all layers dearer, as it does the sum."""
+    checkpoint, stats, measured = opened
+    dense = checkpoint.layout
+    expected = read_losses(stats, dense, measured)
+
+    def with_outlier(*of: Any) -> NDArray[np.float32]:
+        probed = read_probes(*of)
+        probed[1, 0, probed[1, 0].argmax()] *= 10_000
+        return probed
+
+    monkeypatch.setattr("vllm_gac.planning.losses.read_probes", with_outlier)
+    dearer = [
+        float(one["rotary1"][0] / other["rotary1"][0])
+        for one, other in zip(read_losses(stats, dense, measured), expected, strict=True)
+    ]
+    assert dearer[1] / dearer[0] < 5 < dearer[0]
 
 
 def test_the_range_of_a_loss_is_wider_where_documents_differ() -> None:
