@@ -106,8 +106,11 @@ class Lease:
 
     def _start(self) -> None:
         held = False  # a GPU is left to empty for the job that is to have it to itself
+        running = {each.job.name for each in self._running}
         for job in list(self._waiting):
-            if not set(job.needs) <= self._done or (job.gpu and held):
+            needs = set(job.needs) - self._done
+            if needs or (job.gpu and held):
+                held = held or (job.alone and needs <= running)  # it is next
                 continue
             gpu = self._place(job) if job.gpu else None
             if job.gpu and gpu is None:

@@ -139,9 +139,6 @@ def _of(row: str, what: str, command: str, expected: float) -> dict[str, Any]:
 def main() -> None:
     """Print them."""
     jobs = [
-        # While the model comes: no other job needs the GPU then.
-        job("latent", "python3 -m benchmarks.kernels.latent_rebuild $RESULTS/speed.jsonl", 35)
-        | {"alone": True},
         *before_all(),
         *(make(row, 130, "calibrate") for row in _FIRST),
         job("small-model", _SMALL_MODEL, 30, gpu=False),

@@ -284,9 +284,10 @@ def test_a_lease_runs_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_gpu_becomes_empty_for_the_job_that_is_to_have_it_alone(tmp_path: Path) -> None:
+    """Nothing later begins while it waits for what it needs."""
     jobs = [
         Job("first", "sleep 0.5", 1, 30),
-        Job("alone", "true", 1, 30, alone=True),
+        Job("alone", "true", 1, 30, ["first"], alone=True),
         Job("later", "true", 1, 30),
     ]
     Lease(jobs, tmp_path, gpus=1, each=2, seconds=40).run()
