@@ -20,11 +20,11 @@ KEEP, ON, BACK, STOP = "keep", "go on", "go back", "stop"
     [
         ([0.9, 0.95, 0.8], [KEEP, ON, KEEP], 1, 3),
         # A rise at the beginning is got over; four measurements without progress are too many.
-        ([2.6, 1.1, 0.9], [ON, ON, KEEP], 1, 3),
+        ([1.3, 1.1, 0.9], [ON, ON, KEEP], 1, 3),
         ([0.9] * 5, [KEEP, ON, ON, ON, BACK], 1 / 2, 1),
         # Three halvings without progress are the end; progress pays for those before it.
-        ([4.5] * 4, [BACK, BACK, BACK, STOP], 1 / 8, 0),
-        ([4.5] * 3 + [0.9] + [4.5] * 4, [*[BACK] * 3, KEEP, *[BACK] * 3, STOP], None, 4),
+        ([2.5] * 4, [BACK, BACK, BACK, STOP], 1 / 8, 0),
+        ([2.5] * 3 + [0.9] + [2.5] * 4, [*[BACK] * 3, KEEP, *[BACK] * 3, STOP], None, 4),
     ],
 )
 def test_decisions_of_the_guard(
@@ -39,7 +39,7 @@ def test_decisions_of_the_guard(
 
 
 def test_goes_back_at_half_the_rate_if_it_has_diverged() -> None:
-    for worse in (4.1, math.inf, math.nan):
+    for worse in (2.1, math.inf, math.nan):
         run = guard()
         run.judge(1, Score(0.9, 2.5))
         assert run.judge(2, Score(worse, 2.5)) == "go back"
