@@ -55,7 +55,6 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--title", default="Load test")
     report.add_argument("--baseline", help="label of the runs that others are compared with")
     report.add_argument("--warmup", type=float, default=0.0, help="first seconds to leave out")
-    report.add_argument("--cooldown", type=float, default=0.0, help="last seconds to leave out")
     report.add_argument("--slo-ttft", type=float, help="seconds (default: the scenario's)")
     report.add_argument("--slo-tpot", type=float, help="seconds (default: the scenario's)")
     _add_fail_on(report)
@@ -166,7 +165,6 @@ def _report(options: argparse.Namespace) -> None:
             title=options.title,
             baseline=options.baseline,
             warmup=options.warmup,
-            cooldown=options.cooldown,
             slo_ttft=options.slo_ttft,
             slo_tpot=options.slo_tpot,
             margin=options.margin,

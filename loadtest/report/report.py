@@ -58,7 +58,6 @@ class ReportOptions:
     title: str = "Load test"
     baseline: str | None = None
     warmup: float = 0.0
-    cooldown: float = 0.0
     slo_ttft: float | None = None
     slo_tpot: float | None = None
     margin: float | None = None
@@ -139,8 +138,7 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
     valid = [run for run in runs if run.verdict.valid]
     left_out = [run for run in runs if not run.verdict.valid] if valid else []
     runs = valid or list(runs)
-    cut = options.warmup, options.cooldown
-    groups = group_runs(runs, cut, options.slo_ttft, options.slo_tpot)
+    groups = group_runs(runs, options.warmup, options.slo_ttft, options.slo_tpot)
     summaries = [summarize(group) for group in groups]
     # A baseline none of whose runs counts is no typing error of the caller.
     gone = {run.info["label"] for run in left_out} - {group.label for group in groups}
@@ -168,9 +166,8 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
 
 
 def _check(options: ReportOptions) -> None:
-    for name, seconds in (("warmup", options.warmup), ("cooldown", options.cooldown)):
-        if not seconds >= 0:
-            raise LoadTestError(f"--{name} {seconds:g}: expected seconds, 0 or more")
+    if not options.warmup >= 0:
+        raise LoadTestError(f"--warmup {options.warmup:g}: expected seconds, 0 or more")
     for name, number in (
         ("slo-ttft", options.slo_ttft),
         ("slo-tpot", options.slo_tpot),

@@ -168,20 +168,20 @@ class Summary:
 
 def group_runs(
     runs: Sequence[Run],
-    cut: tuple[float, float] = (0.0, 0.0),
+    warmup: float = 0.0,
     slo_ttft: float | None = None,
     slo_tpot: float | None = None,
 ) -> list[PooledRuns]:
     """Pool the repeats. Groups are sorted by traffic, then by rate, then by first appearance.
 
-    `cut` are the seconds after a run's start and before its end that do not count.
+    `warmup` are the seconds after a run's start that do not count.
 
     Raises LoadTestError if a window has no request, or if runs that pool differ in their scenario.
     """
     by_key: dict[tuple[str, float, str], list[Run]] = {}
     for run in runs:
         by_key.setdefault((traffic_of(run), scheduled_rate(run), run.info["label"]), []).append(run)
-    windows = {key: [_window(run, cut) for run in members] for key, members in by_key.items()}
+    windows = {key: [_window(run, warmup) for run in members] for key, members in by_key.items()}
     # All servers have the same blocks at a rate, so that they can be compared block by block.
     remembers: dict[tuple[str, float], float] = {}
     for (traffic, at, label), members in by_key.items():
@@ -261,16 +261,16 @@ def _slo(run: Run, ttft: float | None, tpot: float | None) -> Slo:
     return Slo(ttft=ttft or given.ttft, tpot=tpot or given.tpot)
 
 
-def _window(run: Run, cut: tuple[float, float]) -> tuple[float, float]:
+def _window(run: Run, warmup: float) -> tuple[float, float]:
     """What of a run counts. Runs of `ab` say it themselves."""
     scenario = run.schedule.traffic.get("scenario", {})
     whole = (0.0, float(scenario.get("duration") or run.schedule.duration + 1e-3))
     begin, end = run.info.get("window") or whole
-    begin, end = begin + cut[0], end - cut[1]
+    begin += warmup
     if not any(begin <= r.timestamp / 1000 < end for r in run.schedule.requests):
         raise LoadTestError(
             f"{run.directory}: no request between {begin:g} and {end:g} s, that is after a warm-up "
-            f"of {cut[0]:g} s and before the last {cut[1]:g} s; cut less"
+            f"of {warmup:g} s; leave out less"
         )
     return float(begin), float(end)
 

@@ -203,17 +203,6 @@ def test_gaps_have_the_coefficient_of_variation(process: Process, cv: float, see
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
 
 
-@settings(max_examples=50)
-@given(
-    process=st.sampled_from(["gamma", "weibull"]), cv=st.floats(0, 8), seed=st.integers(0, 2**32)
-)
-def test_arrivals_ascend_within_the_run_and_repeat(process: Process, cv: float, seed: int) -> None:
-    times = arrivals(process, cv, 20, 30, seed)
-    assert np.all(np.diff(times) >= 0)
-    assert np.all((times >= 0) & (times < 30))
-    np.testing.assert_array_equal(times, arrivals(process, cv, 20, 30, seed))
-
-
 @pytest.mark.parametrize("process", ["gamma", "weibull"])
 @pytest.mark.parametrize(("cv", "runs"), [(0.5, 500), (1.0, 500), (3.0, 4000)])
 def test_the_expected_count_is_rate_times_duration(process: Process, cv: float, runs: int) -> None:
