@@ -129,6 +129,7 @@ class Lease:
             log.close()
             self._running.append(_Running(job, process, time.monotonic(), gpu))
             self._waiting.remove(job)
+            running.add(job.name)
             self._say(job, gpu=gpu, status="begins")
 
     def _place(self, job: Job) -> int | None:
