@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.dense_models import config, write, write_text
-from tests.support.stored_models import logits_of
+from tests.support.stored_models import change_tensors, logits_of
 from vllm_gac import demo
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress.compress import compress
@@ -30,10 +30,28 @@ def test_perplexity_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path)
     assert got == pytest.approx(math.exp(torch.cat(losses).mean().item()), rel=1e-5)
 
 
-def test_weights_that_float16_cannot_hold_are_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "scales",
+    [
+        {"mlp.up_proj": 1e4, "mlp.down_proj": 1e4},
+        {"self_attn.v_proj": 4e4, "self_attn.o_proj": 1e-5},  # only within the layer
+    ],
+)
+def test_float16_overflow_is_logged(
+    scales: dict[str, float], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = write(tmp_path / "model", config(dtype="float16"), torch.bfloat16)
+    raw = config(dtype="float16")
+    model, text = write(tmp_path / "model", raw), write_text(tmp_path / "text", 300)
+    evaluate(model, [text], sequence_length=100)
+    assert caplog.messages == []
+    path = model / "model.safetensors"
+    change_tensors(
+        path, lambda t: [t[f"model.layers.0.{n}.weight"].mul_(by) for n, by in scales.items()]
+    )
+    evaluate(model, [text], sequence_length=100)
+    (said,) = caplog.messages
+    assert "float16" in said
+    change_tensors(path, lambda t: t.update({name: t[name].bfloat16() for name in t}))
     verify(model)
     assert str(model / "config.json") in caplog.messages[-1]
 

@@ -17,13 +17,14 @@ from tqdm import tqdm
 
 from vllm_gac.checkpoint.engine_files import refuse_unserved
 from vllm_gac.checkpoint.hub import model_directory
-from vllm_gac.checkpoint.open import Checkpoint, dtype_warning, faults
+from vllm_gac.checkpoint.open import Checkpoint, dtype_warning, faults, served_dtype
 from vllm_gac.compression.devices import home_of, prepare_device
 from vllm_gac.compression.reference_model import (
     Reference,
     batches,
     embed_all,
     head_weights,
+    ignore,
     layer_forward,
     layer_weights,
     reference,
@@ -38,6 +39,7 @@ from vllm_gac.texts.token_text import windows
 logger = logging.getLogger(__name__)
 
 DEFAULT_SEQUENCE_LENGTH = 512
+_FLOAT16_MOST = 65504.0
 
 
 class Perplexity(NamedTuple):
@@ -166,19 +168,34 @@ def last_states(
 
     `model` is the reference of `checkpoint`. They stay on its device if two models' have room.
     """
-    layers = model.layout.layers
+    layers, largest = model.layout.layers, 0.0
     numbers = sum(batch.numel() for batch in tokens) * model.layout.hidden_size
     home = home_of(2 * numbers * model.dtype.itemsize, model.device)
+
+    def measure(name: str, x: torch.Tensor) -> None:
+        nonlocal largest
+        largest = max(largest, float(x.abs().max()))
+
+    observe = measure if served_dtype(checkpoint) == "float16" else ignore
     with checkpoint.reader() as read:
         hidden = [states.to(home) for states in embed_all(model, read, tokens)]
         bar = tqdm(total=len(tokens) * len(layers), desc="evaluate", disable=not progress)
         for index, layer in enumerate(layers):
             weights = layer_weights(model, read, index)
             for number, states in enumerate(hidden):
-                states = layer_forward(model, layer, weights, states.to(model.device))
+                states = states.to(model.device)
+                states = layer_forward(model, layer, weights, states, observe, observe)
+                observe("states", states)
                 hidden[number] = states.to(home)
                 bar.update()
         bar.close()
+    if largest > _FLOAT16_MOST:
+        logger.warning(
+            "%s: activations reach %s; in float16, in which it is served, they end at 65,504 and "
+            "become infinite: serve it with --dtype bfloat16",
+            checkpoint.directory,
+            f"{largest:,.0f}",
+        )
     return hidden
 
 
