@@ -106,8 +106,8 @@ class Lease:
 
     def _start(self) -> None:
         held = False  # a GPU is left to empty for the job that is to have it to itself
+        running = {each.job.name for each in self._running}
         for job in list(self._waiting):
-            running = {each.job.name for each in self._running}
             needs = set(job.needs) - self._done
             if needs or (job.gpu and held):
                 held = held or (job.alone and needs <= running)  # it is next
