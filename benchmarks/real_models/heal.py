@@ -2,17 +2,23 @@
 
     python -m benchmarks.real_models.heal SECONDS heal MODEL --teacher DENSE --out OUT --text ...
 
-It trains on a few tokens first, to measure their speed. With 0 for SECONDS it does not, and takes
---tokens, as it must on several GPUs (python -m torch.distributed.run --standalone --nproc-per-node
-2 -m benchmarks.real_models.heal 0 heal ...). No state is saved, which is 21 GB of a 1.5B: no run
-goes on with what was begun on a machine that is lent for minutes.
+It trains on a few tokens first, to measure their speed and what a step spends its time on. With 0
+for SECONDS it does not, and takes --tokens, as it must on several GPUs (python -m
+torch.distributed.run --standalone --nproc-per-node 2 -m benchmarks.real_models.heal 0 heal ...). No
+state is saved, which is 21 GB of a 1.5B: no run goes on with what was begun on a machine that is
+lent for minutes.
 """
 
 import json
+import re
 import shutil
 import sys
 import time
+from collections import Counter
 from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
 
 from vllm_gac.cli import main as command_line
 from vllm_gac.healing import train
@@ -26,6 +32,13 @@ _PEAK = 989e12
 _TRIAL_STEPS, _TRIAL_BATCH, _FIRST = 12, 32_768, 2
 # Of the time that is left, what the training may take: some measurements come out slower.
 _SHARE = 0.8
+# The step of the trial whose kernels are listed, and of which kind they are by their names.
+_LISTED = 1
+_KINDS = {
+    "products": r"gemm|nvjet|cutlass.*(wgmma|mma)|xmma|splitKreduce",
+    "attention": r"flash|fmha|attention|sdpa",
+    "Adam": r"multi_tensor|[aA]dam",
+}
 
 
 class Timed(train.Healing):
@@ -40,7 +53,13 @@ class Timed(train.Healing):
     def step(self, step: int, guard: Guard) -> bool:
         """As it was, timed. Each step waits for the gradients of its own tokens."""
         begun = time.monotonic()
-        finite = super().step(step, guard)
+        if step == _LISTED and torch.cuda.is_available():
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                finite = super().step(step, guard)
+                torch.cuda.synchronize()
+            _print_kernels(profiled, time.monotonic() - begun)
+        else:
+            finite = super().step(step, guard)
         if step >= _FIRST:
             seconds, tokens = Timed.spent
             of_step = self._schedule.batch * self._tokens.shape[1]
@@ -61,6 +80,20 @@ class Timed(train.Healing):
             line |= {"share_of_peak": round(rate * _operations(*layouts) / peak, 4)}
             print(json.dumps(line), flush=True)
         return guard
+
+
+def _print_kernels(profiled: profile, seconds: float) -> None:
+    """Print what the kernels of a step take, by kind, and the ten that take most."""
+    kinds: Counter[str] = Counter()
+    kernels = [(e.key, e.self_device_time_total / 1e6, e.count) for e in profiled.key_averages()]
+    for name, taken, _ in kernels:
+        kind = next((kind for kind, names in _KINDS.items() if re.search(names, name)), "the rest")
+        kinds[kind] += taken
+    line: dict[str, Any] = {"step_seconds": round(seconds, 3)}
+    line |= {kind: round(taken, 3) for kind, taken in kinds.most_common()}
+    kernels.sort(key=lambda kernel: -kernel[1])
+    line |= {"most": [(name[:90], round(taken, 4), count) for name, taken, count in kernels[:10]]}
+    print(json.dumps(line), flush=True)
 
 
 def _operations(student: ModelLayout, teacher: ModelLayout) -> float:
