@@ -67,12 +67,12 @@ class _Attention(nn.Module):
             _linear(layout, layer, f"self_attn.{name}_proj") for name in "qkvo"
         )
         key = layer.key
-        if key.form == "latent":
+        if key.is_latent:
             rebuilt = layout.kv_heads_per(key) * layout.head_dim
             self.k_up_proj = _weight(key.heads, rebuilt, key.size)
         if layout.qk_norm:
             self.q_norm = _weight(*layout.norm_shape(layer))
-            if key.form == "rotary":
+            if not key.is_latent:
                 self.k_norm = _weight(*layout.norm_shape(layer))
         if key.rope_table:
             self.register_buffer("rope_inv_freq", torch.ones(key.heads, key.size // 2))
@@ -107,7 +107,7 @@ class _Attention(nn.Module):
         keys = self._heads(self.k_proj(hidden), layer.key.heads)
         if layout.qk_norm:
             queries = norm_heads(queries, self.q_norm["weight"], eps)
-        if layer.key.form == "latent":
+        if layer.key.is_latent:
             if layout.qk_norm:
                 keys = norm_latents(keys, layout.head_dim, eps)
             keys = torch.einsum("bthr,hdr->bthd", keys, self.k_up_proj["weight"])

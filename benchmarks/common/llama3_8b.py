@@ -18,6 +18,7 @@ from typing import Any
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.layout.key_forms import is_latent
 from vllm_gac.layout.schema import HfConfig
 from vllm_gac.planning.plan_file import Plan
 from vllm_gac.planning.planner import prior_plan
@@ -122,7 +123,7 @@ def _planned(dense: dict[str, Any], plan: Plan, past: int) -> dict[str, Any]:
     """
     layers = [section.model_dump(mode="json") for section in plan.layers]
     for layer in layers:
-        layer["key"]["size"] += past * (2 if layer["key"]["form"] == "rotary" else 1)
+        layer["key"]["size"] += past * (1 if is_latent(layer["key"]["form"]) else 2)
         layer["value"]["size"] += past
         layer["intermediate_size"] += past
     return compressed(dense, layers)

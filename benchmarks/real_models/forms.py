@@ -53,13 +53,13 @@ _SHRINKING = {"first 2": slice(2, None), "last 2": slice(-2), "first and last 2"
 _Allows = Callable[[LayerLayout, LayerLayout], bool]
 
 _ALONE: dict[str, _Allows] = {
-    "rotary keys": lambda of, dense: of.value == dense.value and of.key.form == "rotary",
+    "rotary keys": lambda of, dense: of.value == dense.value and not of.key.is_latent,
     "latent keys": lambda of, dense: of.value == dense.value and not of.key.rope_table,
     "values": lambda of, dense: of.key == dense.key and of.value.heads == dense.value.heads,
     "merged values": lambda of, dense: of.key == dense.key and of.value.heads < dense.value.heads,
 }
 _TOGETHER: dict[str, _Allows] = {
-    "rotary keys, values": lambda of, dense: of.key.form == "rotary",
+    "rotary keys, values": lambda of, dense: not of.key.is_latent,
     "all forms": lambda of, dense: True,
 }
 

@@ -16,6 +16,7 @@ from vllm_gac.compression.measured import covariances_of, making, to_measure
 from vllm_gac.compression.methods.registry import METHODS, Entry, component_of, methods_of
 from vllm_gac.compression.probes import probes
 from vllm_gac.layout.dims import LayerLayout, layout_of
+from vllm_gac.layout.key_forms import KEY_FORMS
 from vllm_gac.planning.knapsack_items import part_candidates
 from vllm_gac.planning.losses import measured_losses, prior_losses
 from vllm_gac.planning.plan_file import planned_layout
@@ -60,8 +61,8 @@ def test_every_method_has_compressors_probes_and_losses(method: str) -> None:
 def test_all_that_a_method_makes_is_a_candidate_with_its_loss(method: str) -> None:
     (owner,) = methods_of([method])
     whole, curves = DENSE.layers[0], made_up_losses(DENSE)[0] | {"queries": np.linspace(1, 0, 5)}
-    forms = ("rotary", "latent")  # auto leaves out what is slow in so small a model
-    requests = [PlanRequest(methods=[method], key_form=form) for form in forms]
+    # auto leaves out what is slow in so small a model.
+    requests = [PlanRequest(methods=[method], key_form=form) for form in KEY_FORMS]
     parts = [part for request in requests for part in part_candidates(DENSE, request, None)]
     changed = set()
     for part in parts:

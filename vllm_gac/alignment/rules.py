@@ -175,7 +175,7 @@ def padded_layout(
 
     def padded(layer: LayerLayout) -> LayerLayout:
         key_size = grown(layer.key.size, "head", layer.key.heads)
-        rotary_grown = key_size != layer.key.size and layer.key.form == "rotary"
+        rotary_grown = key_size != layer.key.size and not layer.key.is_latent
         rope_table = layer.key.rope_table or rotary_grown
         value_size = grown(layer.value.size, "head", layer.value.heads)
         width = layer.intermediate_size

@@ -121,11 +121,11 @@ def linear_axes(layout: ModelLayout, layer: LayerLayout, name: str) -> tuple[Blo
     key, value = layer.key, layer.value
     pairs = (layout.head_dim if layout.qk_norm else key.size) // 2
     match name:
-        case "self_attn.q_proj" if key.form == "latent":
+        case "self_attn.q_proj" if key.is_latent:
             return Blocks(layer.query_heads, layout.head_dim), hidden
         case "self_attn.q_proj":
             return Blocks(layer.query_heads * 2, pairs), hidden
-        case "self_attn.k_proj" if key.form == "latent":
+        case "self_attn.k_proj" if key.is_latent:
             return Blocks(key.heads, key.size), hidden
         case "self_attn.k_proj":
             return Blocks(key.heads * 2, pairs), hidden

@@ -278,7 +278,7 @@ def _keys(
     batch, length, _ = normed.shape
     cached = project(weights, "self_attn.k_proj", normed, seen)
     cached = cached.view(batch, length, layer.key.heads, -1)
-    if layer.key.form == "rotary":
+    if not layer.key.is_latent:
         return _norm(model, weights, "self_attn.k_norm", cached, seen)
     if model.layout.qk_norm:
         cached = norm_latents(cached, model.layout.head_dim, model.eps)

@@ -15,6 +15,7 @@ from typing import Final, Literal, TypeAlias
 
 from vllm_gac.gpu.profile import Dtype, GpuProfile
 from vllm_gac.layout.cache_geometry import CacheGeometry
+from vllm_gac.layout.key_forms import is_latent
 from vllm_gac.layout.rounding import GRANULE
 
 Sizes: TypeAlias = tuple[int, int]  # r_k, r_v
@@ -268,7 +269,7 @@ def _decode_gains(profile: GpuProfile) -> Mapping[Sizes, float]:
     """
     times: dict[Sizes, dict[tuple[str, int, int], float]] = defaultdict(dict)
     for point in profile.decode:
-        is_plain = point.form == "rotary" and point.key_heads == point.value_heads
+        is_plain = not is_latent(point.form) and point.key_heads == point.value_heads
         if is_plain and point.key_size == point.value_size and point.dtype == "bf16":
             key = point.kernel, point.batch, point.context
             times[point.key_size, point.value_size][key] = point.microseconds

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import AfterValidator, Field, model_validator
 
 from vllm_gac.kernels.gpu_limits import HOPPER
+from vllm_gac.layout.key_forms import KeyForm
 from vllm_gac.layout.schema import Dim, Heads, HeadSize, Positive, StrictModel
 
 # Of a cache: 16-bit, or e4m3.
@@ -182,7 +183,7 @@ class DecodeTime(StrictModel):
     """
 
     kernel: str
-    form: Literal["rotary", "latent"]
+    form: KeyForm
     query_heads: Heads
     kv_heads: Heads
     head_dim: HeadSize

@@ -82,7 +82,7 @@ def training_scales(
         columns = read(prefix + factor).float().square().sum(0)
         balance(f"{linear}.A", factor, columns, lambda scale: scale[None])
     # The norm of latents divides by all of them together.
-    if layer.key.form == "latent" and not layout.qk_norm:
+    if layer.key.is_latent and not layout.qk_norm:
         up = "self_attn.k_up_proj.weight"
         shape = layer.key.heads, 1, layer.key.size
         columns = read(prefix + up).float().square().sum(1).flatten()

@@ -1,9 +1,10 @@
 """How a layer's keys and values are packed in the paged KV cache."""
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.key_forms import KeyForm, is_latent
 from vllm_gac.layout.rounding import GRANULE, round_up
 
 
@@ -23,7 +24,7 @@ class CacheGeometry:
     key_size: int
     value_heads: int
     value_size: int
-    form: Literal["rotary", "latent"] = "rotary"
+    form: KeyForm = "rotary"
 
     @classmethod
     def of(cls, layout: ModelLayout, layer: LayerLayout, tensor_parallel_size: int = 1) -> Self:
@@ -50,7 +51,7 @@ class CacheGeometry:
     @property
     def is_latent(self) -> bool:
         """Whether keys are rebuilt from what is cached."""
-        return self.form == "latent"
+        return is_latent(self.form)
 
     @property
     def is_plain(self) -> bool:

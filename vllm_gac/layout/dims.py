@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.families import FAMILIES
+from vllm_gac.layout.key_forms import KeyForm, is_latent
 from vllm_gac.layout.schema import (
     Experts,
     HfConfig,
@@ -31,17 +32,21 @@ class KeyLayout:
     """Keys of a layer, as they are cached.
 
     Attributes:
-        form: `rotary` keys are cached after RoPE; `latent` keys are cached before up-projection
-            to `head_dim` and RoPE (PaLU).
+        form: one of layout/key_forms.py.
         heads: number of key heads.
         size: elements cached per head and token.
         rope_table: whether the layer stores RoPE frequencies of its own.
     """
 
-    form: Literal["rotary", "latent"]
+    form: KeyForm
     heads: int
     size: int
     rope_table: bool = False
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether keys are rebuilt from what is cached."""
+        return is_latent(self.form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +156,11 @@ class ModelLayout:
 
     def query_size(self, layer: LayerLayout) -> int:
         """Size of one query head: `head_dim` if keys are latent, otherwise the size of its key."""
-        return self.head_dim if layer.key.form == "latent" else layer.key.size
+        return self.head_dim if layer.key.is_latent else layer.key.size
 
     def projected_sizes(self, layer: LayerLayout) -> tuple[int, int]:
         """Sizes of the query heads and of the key heads that q_proj and k_proj give."""
-        if self.qk_norm and layer.key.form == "rotary":
+        if self.qk_norm and not layer.key.is_latent:
             return self.head_dim, self.head_dim
         return self.query_size(layer), layer.key.size
 
@@ -205,7 +210,7 @@ class ModelLayout:
             if self.has_bias(name):
                 yield bias, (out_size,)
             if name == "self_attn.k_proj":
-                if layer.key.form == "latent":
+                if layer.key.is_latent:
                     rebuilt = self.kv_heads_per(layer.key) * self.head_dim
                     shape = (layer.key.heads, rebuilt, layer.key.size)
                     yield prefix + "self_attn.k_up_proj.weight", shape
@@ -213,7 +218,7 @@ class ModelLayout:
                     yield prefix + "self_attn.rope_inv_freq", (layer.key.heads, layer.key.size // 2)
                 if self.qk_norm:
                     yield prefix + "self_attn.q_norm.weight", self.norm_shape(layer)
-                    if layer.key.form == "rotary":
+                    if not layer.key.is_latent:
                         yield prefix + "self_attn.k_norm.weight", self.norm_shape(layer)
         if self.experts:
             yield prefix + "mlp.gate.weight", (self.experts.num_experts, self.hidden_size)
@@ -359,7 +364,7 @@ def layer_of(section: LayerSection, config: HfConfig, head_dim: int, where: str)
         )
     is_native = key.heads == config.num_key_value_heads and key.size == head_dim
     rope_table = section.rope_table if section.rope_table is not None else not is_native
-    if key.form == "latent":
+    if is_latent(key.form):
         if section.rope_table:
             raise CheckpointError(
                 f"{where}.rope_table: is true, but latent keys are rebuilt before RoPE and have no "

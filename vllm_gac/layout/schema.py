@@ -23,6 +23,7 @@ from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.config_keys import canonical_keys
 from vllm_gac.layout.families import ARCHITECTURE, FAMILIES
+from vllm_gac.layout.key_forms import KeyForm
 
 
 def _known_version(version: int) -> int:
@@ -87,7 +88,7 @@ class ForeignModel(BaseModel):
 class KeySection(StrictModel):
     """Keys of one layer: `heads` cached key heads of `size` elements each per token."""
 
-    form: Literal["rotary", "latent"]
+    form: KeyForm
     heads: Heads
     size: HeadSize
 

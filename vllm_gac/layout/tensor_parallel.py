@@ -135,7 +135,7 @@ def _layer_obstacles(
     if layer.query_heads % tp:
         yield "query heads", layer.query_heads, _nearest_multiple(layer.query_heads, tp)
     heads = [("key heads", layer.key.heads), ("value heads", layer.value.heads)]
-    if layer.key.form == "latent":
+    if layer.key.is_latent:
         heads.append(("heads to rebuild keys for", layout.num_key_value_heads))
     for what, count in heads:
         if count % tp and tp % count:

@@ -15,6 +15,7 @@ from vllm_gac.gpu.latency.layer import BatchMix, Deployment, lacks_fused_times
 from vllm_gac.gpu.profile import W4A16_GROUP, GpuProfile, Types, WeightsDtype
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
+from vllm_gac.layout.key_forms import KEY_FORMS
 from vllm_gac.layout.schema import Role, Strategy
 from vllm_gac.options import option, record_of, refuse_unexpected
 from vllm_gac.planning.allowed_dims import allowed_dims
@@ -127,7 +128,7 @@ class PlanRequest:
         metadata=option(
             "--key-form",
             "how keys are cached; default: auto",
-            choices=("auto", "rotary", "latent"),
+            choices=("auto", *KEY_FORMS),
         ),
     )
     key_group: int | None = field(

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from triton.runtime.errors import OutOfResources
@@ -17,11 +17,11 @@ from vllm_gac.gpu.attention_choice import GAC
 from vllm_gac.gpu.profile import DecodeTime, Dtype
 from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
 from vllm_gac.layout.cache_geometry import CacheGeometry
+from vllm_gac.layout.key_forms import KeyForm, is_latent
 from vllm_gac.profiling.decode_batch import DecodeBatch
 from vllm_gac.profiling.timing import microseconds
 
-_Form: TypeAlias = Literal["rotary", "latent"]
-_Grid: TypeAlias = tuple[_Form, int, tuple[int, ...], int, tuple[int, ...]]
+_Grid: TypeAlias = tuple[KeyForm, int, tuple[int, ...], int, tuple[int, ...]]
 
 _QUERY_HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
 # What the tiling, PyTorch and Triton raise if a GPU is too small for a point.
@@ -32,7 +32,7 @@ TOO_SMALL = (GacError, torch.OutOfMemoryError, OutOfResources)
 class DecodePlan:
     """One point to be measured."""
 
-    form: _Form
+    form: KeyForm
     key_heads: int
     key_size: int
     value_heads: int
@@ -43,7 +43,7 @@ class DecodePlan:
 
     def decode_batch(self, only_compiled: bool = False) -> DecodeBatch:
         """The batch on the GPU. Raises GacError if our kernel cannot hold the up-projections."""
-        latent = self.form == "latent"
+        latent = is_latent(self.form)
         geometry = CacheGeometry(
             _QUERY_HEADS,
             _HEAD_DIM if latent else self.key_size,
@@ -51,6 +51,7 @@ class DecodePlan:
             self.key_size,
             self.value_heads,
             self.value_size,
+            self.form,
         )
         return DecodeBatch(
             geometry,
@@ -127,7 +128,7 @@ def kernels_of(plans: Iterable[DecodePlan]) -> list[DecodePlan]:
     """One plan for each kernel to compile, the slowest one first."""
     kernels = {replace(plan, context=0): plan for plan in plans}.values()
     return sorted(
-        kernels, key=lambda p: (p.form == "latent", p.key_size + p.value_size), reverse=True
+        kernels, key=lambda p: (is_latent(p.form), p.key_size + p.value_size), reverse=True
     )
 
 
@@ -145,7 +146,7 @@ def stock_plans(plans: Iterable[DecodePlan]) -> list[DecodePlan]:
     return [
         plan
         for plan in plans
-        if plan.form == "rotary"
+        if not is_latent(plan.form)
         and (plan.key_heads, plan.key_size) == (plan.value_heads, plan.value_size)
     ]
 

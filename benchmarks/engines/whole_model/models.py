@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from benchmarks.common.llama3_8b import DENSE, SERVED_IN_FP8, compressed, without_weights
 from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.layout.key_forms import KeyForm, is_latent
 from vllm_gac.planning.planner import prior_plan
 from vllm_gac.planning.request import PlanRequest
 
@@ -159,7 +160,7 @@ def _planned(dense: dict[str, Any], request: PlanRequest) -> Layers:
 
 def _section(
     dense: dict[str, Any],
-    form: Literal["rotary", "latent"],
+    form: KeyForm,
     key_heads: int,
     key_size: int,
     value_heads: int,
@@ -175,5 +176,5 @@ def _section(
         "value": {"heads": value_heads, "size": value_size * head_dim // _HEAD_DIM},
         "intermediate_size": width * dense["intermediate_size"] // _WIDTH,
         # Keys that lost pairs have rotation frequencies of their own.
-        "rope_table": form == "rotary" and not own,
+        "rope_table": not is_latent(form) and not own,
     }

@@ -26,6 +26,7 @@ from vllm_gac.gpu.latency.interpolation import between, extrapolate
 from vllm_gac.gpu.profile import DecodeTime, Dtype, GpuProfile
 from vllm_gac.kernels.decode.tiling import smallest_key_piece
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.key_forms import KeyForm, is_latent
 from vllm_gac.layout.rounding import ceil_div, round_up
 
 # Kernels split values into pieces of powers of two, this one the smallest; a narrower rest costs as
@@ -41,7 +42,7 @@ _TimesByUnits: TypeAlias = dict[int, dict[int, float]]  # units -> context -> mi
 class Heads:
     """What a kernel is compiled for, apart from head sizes."""
 
-    form: str
+    form: KeyForm
     merged: int  # KV heads before compression per key head
     shared: int  # key heads per value head
 
@@ -51,7 +52,7 @@ class Heads:
 
     def padded(self, sizes: Sizes, itemsize: int) -> Sizes:
         """The sizes that the kernel computes. Rotary keys of one value head are one key to it."""
-        together = self.shared if self.form == "rotary" else 1
+        together = 1 if is_latent(self.form) else self.shared
         width = round_up(together * sizes[0], smallest_key_piece(itemsize))
         return ceil_div(width, together), round_up(sizes[1], _PIECE)
 
@@ -171,7 +172,7 @@ class _DecodeTimes:
             sizes = heads.padded(sizes, self.itemsize)
         reading = self._reading(heads, sizes, reference.units, reference.context)
         time = reading * math.exp(_on_grid(reference.slowdowns, sizes))
-        if heads.form == "latent":  # all but the reading rebuilds keys of this size
+        if is_latent(heads.form):  # all but the reading rebuilds keys of this size
             time = reading + max(0.0, time - reading) * head_dim / self.head_dim
         laws = self.laws.get(heads.form) or self.laws.get("rotary")
         if not laws:
@@ -223,8 +224,8 @@ def _as_stock_computes(sizes: Sizes, measured: Iterable[Sizes]) -> Sizes:
 
 @cache
 def _decode_times(profile: GpuProfile, dtype: Dtype, backend: Backend | None) -> _DecodeTimes:
-    measured = {(point.form, point.dtype, point.kernel) for point in profile.decode}
-    if ("rotary", dtype, backend) not in measured:
+    rotary = {(point.dtype, point.kernel) for point in profile.decode if not is_latent(point.form)}
+    if (dtype, backend) not in rotary:
         backend = None
     return _DecodeTimes(profile, dtype, backend)
 

@@ -49,11 +49,11 @@ def prefill_microseconds(
     sizes = CacheGeometry.of(dense, layer).head_sizes
     time = layer.query_heads * _head_microseconds(sizes, tokens, profile)
     heads = layer.key.heads
-    if layer.key.form == "latent":
+    if layer.key.is_latent:
         heads = dense.num_key_value_heads
         rebuilt = 2 * tokens * layer.key.size * heads * dense.head_dim
         time += rebuilt / roofline(profile).peak
-    if layer.key.form == "latent" or layer.key.heads != layer.value.heads:
+    if layer.key.is_latent or layer.key.heads != layer.value.heads:
         time += roofline(profile).moving(tokens * (layer.kv_elements + heads * sum(sizes)))
     return time
 

@@ -21,7 +21,7 @@ from vllm_gac.checkpoint.quantized.formats import KEYS
 from vllm_gac.checkpoint.writer import fingerprint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
-from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.steps.model_card import exported_card
 from vllm_gac.steps.model_run import Output, refuse_broken
@@ -136,9 +136,9 @@ def _own_forms(layout: ModelLayout, layer: LayerLayout) -> Iterator[str]:
         yield f"{layer.query_heads} query heads, {first} in layer 0"
     for linear, rank in layer.ranks.items():
         yield f"{linear} has two factors of rank {rank}"
-    if key.form == "latent":
+    if key.is_latent:
         yield f"keys are latents of {key.size}"
-    elif key != KeyLayout("rotary", key.heads, size):
+    elif key.rope_table or key.size != size:
         yield f"keys have {key.size} numbers and RoPE frequencies of their own"
     if value != ValueLayout(key.heads, size):
         yield f"{value.heads} values of {value.size} go with {key.heads} keys of {key.size}"

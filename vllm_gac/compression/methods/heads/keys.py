@@ -6,7 +6,6 @@ are cached instead.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch.nn.functional import pad
@@ -34,6 +33,7 @@ from vllm_gac.compression.methods.heads.rotary_keys import (
 from vllm_gac.compression.methods.statistics import selected, tail_sums, transformed, without
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.key_forms import KeyForm, is_latent
 
 
 class Keys:
@@ -45,7 +45,7 @@ class Keys:
 
     inputs, metrics = ("self_attn.q_proj",), ()
 
-    def __init__(self, form: Literal["rotary", "latent"], group: int) -> None:
+    def __init__(self, form: KeyForm, group: int) -> None:
         self.form, self.group = form, group
         self.name = f"{form}{group}"
 
@@ -57,11 +57,11 @@ class Keys:
         """Mean squared error of the attention logits at every size, summed over query heads."""
         heads = layer.layout.num_key_value_heads
         if layer.layout.qk_norm:
-            if self.form == "latent":
+            if is_latent(self.form):
                 return self._left_by_rank(normed_latent_factors(layer))
             return _left(normed_pair_scores(layer))
         query, key, covariance = _inputs(layer)
-        if self.form == "latent":
+        if is_latent(self.form):
             return self._left_by_rank(latent_factors(query, key, covariance, heads, self.group))
         scores = pair_scores(query, key, covariance, heads)
         if self.group > 1:
@@ -77,7 +77,7 @@ class Keys:
                 f"{heads} key heads of {size} cannot be made of {full} of {dense.head_dim}"
             )
         rotary_as_it_is = self.group == 1 and size >= dense.head_dim and not target.key.rope_table
-        if self.form == "rotary" and rotary_as_it_is:
+        if not is_latent(self.form) and rotary_as_it_is:
             return layer
         if dense.qk_norm:
             if self.group > 1:
@@ -85,13 +85,13 @@ class Keys:
                     f"{heads} {self.form} key heads of {size}: keys that are normed one by one "
                     "cannot be merged"
                 )
-            if self.form == "rotary":
+            if not is_latent(self.form):
                 kept, rows = select_normed_pairs(layer, size)
                 return _changed(layer, kept, _selected(layer, rows))
             return _with_normed_latents(layer, size)
         query, key, covariance = _inputs(layer)
         smaller: dict[str, torch.Tensor] = {}
-        if self.form == "latent":
+        if is_latent(self.form):
             down, up = latent_keys(query, key, covariance, full, self.group, size)
             smaller |= without_bias(layer.weights, "self_attn.k_proj", down)
             smaller["self_attn.k_up_proj.weight"] = up

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from vllm_gac.compression.methods.heads.values import Values
 from vllm_gac.compression.methods.prior import prior_curve
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.key_forms import KEY_FORMS, is_latent
 
 # By form, number of heads that become one, and share of the dense elements (methods/prior.py).
 _PRIOR = {
@@ -44,7 +46,7 @@ class Heads(Method):
     """Merged and smaller key and value heads."""
 
     fields = ("key", "value")
-    components = ("rotary", "latent", "value")
+    components = (*KEY_FORMS, "value")
     keeps_mlp = True
 
     def measured(self, dense: ModelLayout, value_group: int) -> Iterator[Compressor]:
@@ -52,8 +54,7 @@ class Heads(Method):
         for group in sorted({1, value_group}):
             yield Values(group)
             if group == 1 or not dense.qk_norm:
-                yield Keys("rotary", group)
-                yield Keys("latent", group)
+                yield from (Keys(form, group) for form in KEY_FORMS)
 
     def making(self, dense: ModelLayout, target: LayerLayout) -> Iterator[Compressor]:
         """Values first, then keys."""
@@ -120,12 +121,11 @@ class Heads(Method):
         nearly 1 for every token, which is rounded to exactly 1, so that only the other elements
         count.
         """
-        if name.startswith("rotary"):
-            cost = _E4M3_ERROR * (curve[0] - curve)
-        elif name.startswith("latent"):
-            cost = _E4M3_ERROR * np.maximum(curve[1] - curve, 0.0)
-        else:
+        form = next((form for form in KEY_FORMS if name.startswith(form)), None)
+        if form is None:
             return curve
+        larger = np.maximum(curve[1] - curve, 0.0) if is_latent(form) else curve[0] - curve
+        cost = _E4M3_ERROR * larger
         rounded: Curve = curve + np.where(cost < _MIN_ROUNDING, 0.0, cost)
         return rounded
 
@@ -156,13 +156,14 @@ def attention_candidates(choices: Choices) -> Iterator[LayerLayout]:
 
 
 def _keys(choices: Choices, group: int) -> Iterator[KeyLayout]:
-    dense, form = choices.dense, choices.key_form
+    dense = choices.dense
     heads, full = dense.num_key_value_heads // group, dense.head_dim * group
-    for size in choices.up_to(full, "head", heads):
-        if form in ("auto", "rotary") and size % 2 == 0:
-            yield KeyLayout("rotary", heads, size, rope_table=size < full or group > 1)
-        if form in ("auto", "latent"):
-            yield KeyLayout("latent", heads, size)
+    forms = [form for form in KEY_FORMS if choices.key_form in ("auto", form)]
+    for size, form in product(choices.up_to(full, "head", heads), forms):
+        if is_latent(form):
+            yield KeyLayout(form, heads, size)
+        elif size % 2 == 0:
+            yield KeyLayout(form, heads, size, rope_table=size < full or group > 1)
 
 
 def _refuse(choices: Choices) -> None:
