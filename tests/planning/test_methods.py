@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.compression.methods.one_layer import HEAD_DIM, HEADS, one_layer
 from tests.compression.methods.query_heads import QueryHeads
 from tests.support.dense_models import config, write, write_text
 from tests.support.measured_layers import made_up_losses
@@ -90,6 +91,12 @@ def test_errors_without_probes_are_not_dropped() -> None:
     assert measured_losses(DENSE, tried, [{"width": curve}], measured)[0].keys() == {"width"}
     with pytest.raises(ValueError, match="depth"):
         measured_losses(DENSE, tried, [{"width": curve, "depth": curve}], measured)
+
+
+def test_a_made_up_method_removes_heads_that_nothing_reads_without_a_trace() -> None:
+    layer = one_layer(model_type="qwen2")  # which has biases
+    layer.weights["self_attn.o_proj.weight"].view(-1, HEADS, HEAD_DIM)[:, ::2] = 0
+    assert layer.error(replace(layer.dense, query_heads=HEADS // 2)) < 1e-15
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from vllm_gac.compression.methods.base import (
     Method,
     Probe,
 )
+from vllm_gac.compression.methods.heads.projections import with_bias, without_bias
 from vllm_gac.compression.methods.prior import WIDTHS, prior_curve
 from vllm_gac.compression.methods.statistics import input_covariance, selected, tail_sums
 from vllm_gac.errors import PlanError
@@ -82,12 +83,14 @@ class Queries:
     def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
         energies = _energies(layer)
         kept = energies.topk(target.query_heads // len(energies), dim=1).indices.sort(1).values
-        heads = (kept + torch.arange(len(energies))[:, None] * energies.shape[1]).flatten()
+        first = torch.arange(len(energies), device=kept.device)[:, None] * energies.shape[1]
+        heads = (kept + first).flatten()
         weights, covariances = dict(layer.weights), dict(layer.covariances)
-        query, output = (weights[f"self_attn.{name}_proj.weight"].double() for name in "qo")
+        query = with_bias(weights, "self_attn.q_proj").double()
+        output = weights["self_attn.o_proj.weight"].double()
         rows = _of_heads(heads, len(query) // energies.numel())
         columns = _of_heads(heads, output.shape[1] // energies.numel())
-        weights["self_attn.q_proj.weight"] = query[rows]
+        weights |= without_bias(weights, "self_attn.q_proj", query[rows])
         weights["self_attn.o_proj.weight"] = output[:, columns]
         covariances |= selected(covariances, "self_attn.q_proj", rows)
         covariance = input_covariance(layer, "self_attn.o_proj")
@@ -96,7 +99,7 @@ class Queries:
 
 
 def _of_heads(heads: torch.Tensor, size: int) -> torch.Tensor:
-    return (heads[:, None] * size + torch.arange(size)).flatten()
+    return (heads[:, None] * size + torch.arange(size, device=heads.device)).flatten()
 
 
 def _energies(layer: MeasuredLayer) -> torch.Tensor:
