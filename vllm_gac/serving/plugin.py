@@ -8,14 +8,14 @@ accepts a path instead of a class, the step registers the path, so that our modu
 import functools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from vllm_gac.errors import VersionError
 from vllm_gac.layout.families import ARCHITECTURE, LOAD_FORMAT
 from vllm_gac.serving.after_import import run_after_import
 from vllm_gac.serving.registration import (
     BACKENDS,
-    RefusingConfigParser,
+    REQUIREMENT,
     installed_version,
     is_supported,
     refuse_if_unregistered,
@@ -31,7 +31,17 @@ logger = logging.getLogger("vllm.gac")  # a child of vLLM's logger, which vLLM c
 
 
 def register() -> None:
-    """Register architecture, backends, config parser, config hook and load format. Idempotent."""
+    """Register architecture, backends, config parser, config hook and load format. Idempotent.
+
+    With a release of vLLM that gac models are not served with, it warns and registers nothing.
+    """
+    if not is_supported(version := installed_version()):
+        logger.warning(
+            "vllm-gac registers nothing: it serves gac models with %s, and vLLM %s is installed. "
+            "Install one of these, or a release of vllm-gac for vLLM %s",
+            *(REQUIREMENT, version, version),
+        )
+        return
     for module, step in (
         ("vllm.model_executor.models.registry", _register_architecture),
         ("vllm.v1.attention.backends.registry", _register_backends),
@@ -102,8 +112,6 @@ def _config_parser(before: "type[ConfigParserBase]") -> "ConfigParserBase":
     Our module is imported here, not in the registration step: its own import may be what imports
     vLLM's registry and so runs the step.
     """
-    if not is_supported(installed_version()):
-        return cast("ConfigParserBase", RefusingConfigParser(before))
     from vllm_gac.serving.config.parser import GacConfigParser
 
     GacConfigParser.before = before

@@ -146,7 +146,7 @@ def check_gac_on_dense(vllm_config: "VllmConfig") -> None:
 
     Raises:
         CheckpointError: It cannot, for what the model, the machine or an option is.
-        VersionError: vLLM is none that we serve with.
+        VersionError: We could not register with this vLLM.
     """
     refuse_if_unregistered()
     model_config, flag = vllm_config.model_config, f"--attention-backend {GAC}"
