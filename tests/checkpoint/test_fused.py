@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 from tests.support.dense_models import config, weights, write
 from tests.support.stored_models import change_tensors
-from vllm_gac.checkpoint.open import faults, open_checkpoint, open_dense
+from vllm_gac.checkpoint.open import open_checkpoint, open_dense
+from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 
@@ -37,12 +38,12 @@ def test_parts_are_the_rows_of_the_fused_tensor(pickled: bool, tmp_path: Path) -
     assert [len(part) for part in parts] == [64, 16, 16]
     assert torch.equal(torch.cat(parts), stored[QKV])
     assert torch.equal(torch.cat(mlp), stored[GATE_UP])
-    assert list(faults(checkpoint, finite=True)) == []
+    assert list(all_faults(checkpoint)) == []
 
 
 def test_a_part_that_is_not_finite_is_found_by_its_own_name(tmp_path: Path) -> None:
     model = changed(tmp_path / "model", lambda tensors: tensors[QKV][70].fill_(torch.inf))
-    (fault,) = faults(open_checkpoint(model), finite=True)
+    (fault,) = all_faults(open_checkpoint(model))
     assert f"{model}/model.safetensors: model.layers.1.self_attn.k_proj.weight: " in fault
 
 

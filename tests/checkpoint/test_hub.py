@@ -12,7 +12,8 @@ from tests.support.hub import Hub, Repository
 from tests.support.model_files import config, write_model
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.hub import cached_id, model_directory
-from vllm_gac.checkpoint.open import faults, open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.checkpoint.writer import auxiliary_files
 from vllm_gac.errors import HubError
 from vllm_gac.steps.inspect import inspect
@@ -90,7 +91,7 @@ def test_a_revision_is_a_branch_or_a_commit(here: Hub) -> None:
 def test_a_snapshot_says_where_it_is_from(here: Hub) -> None:
     directory = model_directory("org/model")
     checkpoint = open_checkpoint(directory)
-    assert list(faults(checkpoint, finite=True)) == []
+    assert list(all_faults(checkpoint)) == []
     names = [path.name for path in auxiliary_files(directory)]
     assert names == ["LICENSE", "generation_config.json", "tokenizer.json"]
     base = base_model(checkpoint)

@@ -13,7 +13,8 @@ from tests.serving.stubs import ModelConfigStub
 from tests.support.bombs import Bomb
 from tests.support.dense_models import config, weights, write, write_bin
 from vllm_gac.checkpoint.headers import PAGE
-from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
+from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError, DiskError
 from vllm_gac.serving.loading.loader import GacModelLoader
 
@@ -21,7 +22,7 @@ UP = "model.layers.0.mlp.up_proj.weight"
 
 
 def holds(checkpoint: Checkpoint, expected: dict[str, torch.Tensor]) -> bool:
-    assert list(faults(checkpoint, finite=True)) == []
+    assert list(all_faults(checkpoint)) == []
     with checkpoint.reader() as read:
         return all(torch.equal(read(name), tensor) for name, tensor in expected.items())
 
@@ -131,7 +132,7 @@ def test_invalid_state_dicts_are_refused(
     file = write_bin(tmp_path / "bin", config()) / "pytorch_model.bin"
     change(file)
     try:
-        said = "\n".join(faults(open_checkpoint(file.parent), finite=True))
+        said = "\n".join(all_faults(open_checkpoint(file.parent)))
     except CheckpointError as e:
         said = str(e)
     assert file.name in said or "missing" in said

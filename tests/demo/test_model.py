@@ -10,7 +10,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from vllm_gac.checkpoint.open import faults, open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.demo import HELD_OUT, MODEL
 from vllm_gac.steps.evaluate.perplexity import evaluate
 
@@ -24,7 +25,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def test_every_tensor_fits_the_layout_and_is_finite() -> None:
     checkpoint = open_checkpoint(MODEL)
-    assert list(faults(checkpoint, finite=True)) == []
+    assert list(all_faults(checkpoint)) == []
     assert checkpoint.raw_config["architectures"] == ["LlamaForCausalLM"]
     assert {info.dtype for info in checkpoint.tensors.values()} == {"BF16"}
     assert checkpoint.layout.parameters == pytest.approx(11.0e6, rel=0.01)

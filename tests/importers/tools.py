@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.support.dense_models import transformers_model
 from tests.support.stored_models import logits_of
-from vllm_gac.checkpoint.open import faults
+from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.importers.open_any import open_any_format
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 5, 120, 7, 41, 88, 2, 19, 77, 30, 31, 32]])
@@ -91,7 +91,7 @@ def assert_same_logits(directory: Path, model: nn.Module, expected_format: str) 
     """The imported model is valid. Its logits are those of `model` to 1e-3 relative in fp32."""
     model_format, checkpoint = open_any_format(directory)
     assert model_format == expected_format
-    assert list(faults(checkpoint, finite=True)) == []
+    assert list(all_faults(checkpoint)) == []
     with torch.inference_mode(), checkpoint.reader() as read:
         for name, shape in checkpoint.layout.tensors().items():
             assert tuple(read(name).shape) == shape, name

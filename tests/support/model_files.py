@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.checkpoint.open import faults, open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
 from vllm_gac.layout.dims import layout_of
@@ -135,7 +136,7 @@ def refusal(directory: Path) -> str:
     """The sentences that `directory` is refused with, at the cost of at most 100 MB of memory."""
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        errors = list(faults(open_checkpoint(directory), finite=True))
+        errors = list(all_faults(open_checkpoint(directory)))
     except CheckpointError as e:
         errors = [str(e)]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 100 * 1024

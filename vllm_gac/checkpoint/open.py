@@ -11,12 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
-
-from tqdm import tqdm
 
 from vllm_gac.checkpoint.digests import changed_files
 from vllm_gac.checkpoint.dtypes import DTYPES, WEIGHT_DTYPES, StoredDtype
@@ -43,8 +40,6 @@ if TYPE_CHECKING:
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _OF_ADAPTER = re.compile(r"\.base_layer\.|\.lora_[AB]\.")
 _OF_QUANTIZER = re.compile(r"scale|zero|qweight|packed|g_idx|absmax|quant_|SCB$")
-# Relative difference of one RoPE frequency, computed on two machines.
-_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
@@ -284,27 +279,17 @@ def checkpoint_of(
     return checkpoint
 
 
-def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False) -> Iterator[str]:
+def faults(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield one sentence for each reason why a model should be neither served nor worked on.
 
-    Files must be as they were written, and headers as the layout needs. With `finite`, read every
-    tensor, and also report other bytes than were written and values out of range in the stored
-    tensors and in what is made from them. With `progress`, show a progress bar if that takes long.
+    Files must be as they were written, and headers as the layout needs. What is wrong with values,
+    `all_faults` (values.py) also says.
     """
     if (unread := checkpoint.unread) is not None:
         yield unread
         return
-    sound = True
-    for fault in chain(changed_files(checkpoint.directory), _header_faults(checkpoint)):
-        sound = False
-        yield fault
-    if finite:
-        for fault in _value_faults(checkpoint, progress):
-            sound = False
-            yield fault
-    if finite and sound:
-        yield from checkpoint.faults_of_made()
-        yield from rope_faults(checkpoint)
+    yield from changed_files(checkpoint.directory)
+    yield from _header_faults(checkpoint)
 
 
 def served_dtype(checkpoint: Checkpoint) -> str | None:
@@ -424,37 +409,3 @@ def _common_dtype(checkpoint: Checkpoint, names: Mapping[str, Any]) -> str | Non
         and not name.endswith("norm.weight")
     )
     return dtypes.most_common(1)[0][0] if dtypes else None
-
-
-def rope_faults(checkpoint: Checkpoint) -> Iterator[str]:
-    """One sentence for each RoPE table with a frequency that config.json does not give.
-
-    Tables of other tools may hold any.
-    """
-    names = [name for name in checkpoint.tensors if name.endswith(".rope_inv_freq")]
-    gac = checkpoint.config.gac
-    if not names or gac is None or not str(gac.source.get("tool")).startswith("vllm-gac "):
-        return
-    from vllm_gac.layout.rope import inverse_frequencies
-
-    known = inverse_frequencies(checkpoint.config.rope, checkpoint.layout.head_dim)
-    with checkpoint.reader(any_value=True) as read:
-        for name in names:
-            table = read(name)
-            chosen = table[table != 0]  # padded pairs are 0
-            near = (chosen[:, None] - known).abs().amin(1) <= _ROUNDING * chosen
-            if not near.all():
-                yield (
-                    f"{checkpoint.broken_part(name)}: has frequencies that RoPE of config.json "
-                    "does not have, so one of them was changed after compression; restore "
-                    "config.json, or change RoPE in the dense model's and compress again"
-                )
-
-
-def _value_faults(checkpoint: Checkpoint, progress: bool) -> Iterator[str]:
-    """The stored tensors that have values out of range, or other bytes than were written."""
-    tensors = checkpoint.tensors.items()
-    with closing(ShardFiles(checkpoint.directory)) as files:
-        for name, info in tqdm(tensors, "check", unit="tensor", delay=1, disable=not progress):
-            if fault := files.fault(name, info):
-                yield fault

@@ -81,6 +81,8 @@ class ShardFiles:
 
         Reads the file in pieces, so that memory stays small. Raises as `read_into`.
         """
+        if (info.crc32 is None and info.dtype not in _TOO_LARGE) or info.dtype not in DTYPES:
+            return None  # nothing can be wrong with it
         path, checksum, in_range = self._directory / info.file, 0, True
         for piece in self._pieces(info):
             checksum = zlib.crc32(piece.data, checksum)
@@ -102,19 +104,11 @@ class ShardFiles:
         """Whether two tensors have the same dtype, shape and bytes. Raises as `read_into`."""
         if (one.dtype, one.shape) != (other.dtype, other.shape) or one.dtype not in DTYPES:
             return False
-        size = math.prod(one.shape) * DTYPES[one.dtype].bytes
-        mine, theirs = (np.empty(min(size, _PIECE_BYTES), np.uint8) for _ in range(2))
-        for offset in range(0, size, _PIECE_BYTES):
-            self.read_into(one, mine[: size - offset].data, offset)
-            self.read_into(other, theirs[: size - offset].data, offset)
-            if not np.array_equal(mine[: size - offset], theirs[: size - offset]):
-                return False
-        return True
+        pieces = zip(self._pieces(one), self._pieces(other), strict=True)
+        return all(np.array_equal(mine, theirs) for mine, theirs in pieces)
 
     def _pieces(self, info: TensorInfo) -> "Iterator[np.ndarray[Any, np.dtype[np.uint8]]]":
-        """The bytes of a tensor in pieces; none if nothing can be wrong in them."""
-        if (info.crc32 is None and info.dtype not in _TOO_LARGE) or info.dtype not in DTYPES:
-            return
+        """The bytes of a tensor in pieces."""
         size = math.prod(info.shape) * DTYPES[info.dtype].bytes
         buffer = np.empty(min(size, _PIECE_BYTES), np.uint8)
         for offset in range(0, size, _PIECE_BYTES):

@@ -12,8 +12,9 @@ from vllm_gac.checkpoint.digests import sign_files, unsign_files
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import version_of
 from vllm_gac.checkpoint.locate import INDEX_FILE, OTHERS, TOKENIZER, refuse_escape
-from vllm_gac.checkpoint.open import Checkpoint, faults
+from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.regular_files import sha256_of_file
+from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError
 
 
@@ -39,7 +40,7 @@ def copy_auxiliary_files(source: Path, directory: Path) -> None:
 def write_index(checkpoint: Checkpoint) -> None:
     """Check all of a finished model, and write the index of its shards and digests of its files."""
     unsign_files(checkpoint.directory)
-    for fault in faults(checkpoint, finite=True):
+    for fault in all_faults(checkpoint):
         raise CheckpointError(fault)
     tensors = checkpoint.tensors
     total = sum(math.prod(info.shape) * DTYPES[info.dtype].bytes for info in tensors.values())

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from vllm_gac.checkpoint.engine_files import refuse_unserved
 from vllm_gac.checkpoint.hub import model_directory
-from vllm_gac.checkpoint.open import dtype_warning, faults
+from vllm_gac.checkpoint.open import dtype_warning
+from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sentence
 from vllm_gac.importers.open_any import open_any_format
@@ -58,7 +59,7 @@ def verify(
     try:
         _, checkpoint = open_any_format(model_directory(directory, revision))
         refuse_unserved(checkpoint.directory)
-        errors = [sentence(fault) for fault in faults(checkpoint, finite=True, progress=progress)]
+        errors = [sentence(fault) for fault in all_faults(checkpoint, progress=progress)]
     except CheckpointError as e:
         return Verification(False, [str(e)], 0, 0)
     if warning := dtype_warning(checkpoint):

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write
 from tests.support.hub import files_of
 from tests.support.stored_models import logits_of
-from vllm_gac.checkpoint.open import faults, open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError, DiskError, GacError, PlanError
 from vllm_gac.layout.dims import KeyLayout, ModelLayout, ValueLayout
 from vllm_gac.planning.plan_file import dense_plan
@@ -104,7 +105,7 @@ def test_budgets_hold_and_the_result_can_be_served(
     assert small.layout == layout
     assert layout.parameters <= 0.8 * dense.layout.parameters
     assert layout.kv_elements <= 0.75 * dense.layout.kv_elements
-    assert list(faults(small, finite=True)) == []
+    assert list(all_faults(small)) == []
     assert {i.dtype for n, i in small.tensors.items() if not n.endswith("rope_inv_freq")} == {
         i.dtype for i in dense.tensors.values()
     }

@@ -18,8 +18,9 @@ from tests.steps.compress.test_compress import SMALL, write_plan
 from tests.support.command import error
 from tests.support.dense_models import config, write
 from tests.support.stored_models import stored_tensors
-from vllm_gac.checkpoint.open import faults, open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.quantized.packing import spread
+from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.dims import ValueLayout
 from vllm_gac.planning.request import PlanRequest
@@ -83,7 +84,7 @@ def left_out(directory: Path) -> set[str]:
 
 
 def test_packed_weights_are_read_as_the_library_reads_them(packed: Path, tmp_path: Path) -> None:
-    assert list(faults(open_checkpoint(packed), finite=True)) == []
+    assert list(all_faults(open_checkpoint(packed))) == []
     export(packed, tmp_path / "exported", progress=False)
     for read in (values(packed), stored_tensors(tmp_path / "exported")):
         torch.testing.assert_close(read, values(packed.with_name("rounded")))
@@ -100,7 +101,7 @@ def test_all_but_attention_stays_as_it_was_packed(packed: Path, text: Path, tmp_
         done = compress(model, tmp_path / out, HEADS, calibration=[text], **SMALL)
     assert done.measured is not None
     small = open_checkpoint(tmp_path / "out")
-    assert list(faults(small, finite=True)) == []
+    assert list(all_faults(small)) == []
     check_packed(tmp_path / "out", small.layout, section(tmp_path / "out"))
     before, after = stored_tensors(packed), stored_tensors(tmp_path / "out")
     linears = {f"model.layers.{i}.self_attn.{x}_proj" for i in (0, 1) for x in "qkvo"}

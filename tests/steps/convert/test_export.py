@@ -19,7 +19,7 @@ from tests.support import dense_models
 from tests.support.command import error, result
 from tests.support.dense_models import config
 from tests.support.stored_models import logits_of
-from vllm_gac.checkpoint.open import faults
+from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import (
     KeyLayout,
@@ -96,7 +96,7 @@ def test_exported_models_equal_the_source_and_transformers(
     assert model_format == read_as
     assert read.layout.layers == source.layout.layers
     assert said["parameters"] == source.layout.parameters
-    assert list(faults(read, finite=True)) == []
+    assert list(all_faults(read)) == []
     assert torch.equal(logits_of(read, TOKENS), expected)
     assert (out / "tokenizer.json").is_file()
     with torch.inference_mode():

@@ -12,7 +12,8 @@ from tests.support import dense_models
 from tests.support.command import result
 from tests.support.stored_models import change_tensors, logits_of
 from vllm_gac.alignment.rules import padded_layout
-from vllm_gac.checkpoint.open import faults, open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.repair.repair import repair
@@ -32,7 +33,7 @@ def write(directory: Path, raw: dict[str, Any]) -> Path:
 
 
 def exact_logits(model: Path) -> torch.Tensor:
-    assert list(faults(open_checkpoint(model), finite=True)) == []
+    assert list(all_faults(open_checkpoint(model))) == []
     return logits_of(model, TOKENS, torch.float64)
 
 

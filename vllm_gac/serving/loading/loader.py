@@ -28,8 +28,9 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from vllm_gac.alignment.zero_padding import padded_tensors
 from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, stored_dtype
-from vllm_gac.checkpoint.open import Checkpoint, TensorReader, rope_faults
+from vllm_gac.checkpoint.open import Checkpoint, TensorReader
 from vllm_gac.checkpoint.tensor_files import OUT_OF_RANGE, all_in_range
+from vllm_gac.checkpoint.values import rope_faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.families import LOAD_FORMAT
 from vllm_gac.layout.tensor_parallel import repeated_tensor, with_heads_of
