@@ -18,7 +18,7 @@ from torch.nn.functional import kl_div
 
 from benchmarks.common.result import Cell, Result, provenance
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader, open_dense
-from vllm_gac.compression.measured import HELD, Measured, shrink_covariances
+from vllm_gac.compression.measured import HELD, shrink_covariances
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.registry import compress_layer
 from vllm_gac.compression.reference_model import (
@@ -31,7 +31,7 @@ from vllm_gac.compression.reference_model import (
     layer_weights,
     reference,
 )
-from vllm_gac.compression.statistics_file import check_stats, read_layer_stats, read_tokens
+from vllm_gac.compression.statistics_file import Statistics, open_statistics
 from vllm_gac.layout.dims import LayerLayout
 from vllm_gac.planning.knapsack import choose
 from vllm_gac.planning.knapsack_items import part_candidates
@@ -99,9 +99,9 @@ def measure_forms(
         commit: Of the sources, where they came without .git.
     """
     checkpoint = open_dense(model)
-    measured = check_stats(stats, checkpoint.layout, checkpoint.identity)
-    losses = read_losses(stats, checkpoint.layout, measured)
-    every = [*_rows(checkpoint, losses), *_narrower(checkpoint, stats, losses)]
+    statistics = open_statistics(stats, checkpoint)
+    losses = read_losses(statistics)
+    every = [*_rows(checkpoint, losses), *_narrower(statistics, losses)]
     rows = [row for row in every if any(fnmatch(row.name, p) for p in patterns)]
     about = provenance("benchmarks.real_models", device, commit) | {
         "weights": model.name,
@@ -112,11 +112,10 @@ def measure_forms(
         text: window_batches(model, [path], length=length, max_tokens=max_tokens)[0]
         for text, path in texts.items()
     }
-    longest = checkpoint.config.max_position_embeddings
-    held = read_tokens(stats, measured, checkpoint.layout, longest, HELD).long()
+    held = statistics.tokens(HELD).long()
     tokens["set aside"] = [*batches(held[: max(1, max_tokens // held.shape[1])])]
     every_text = [*chain.from_iterable(tokens.values())]
-    largest = _forward(checkpoint, measured, stats, rows, every_text, device)
+    largest = _forward(statistics, rows, every_text, device)
     lines = _compared(checkpoint, rows, tokens, device)
     Result(
         title=f"{model.name}: forms of the cache at equal bytes",
@@ -159,18 +158,18 @@ def _rows(checkpoint: Checkpoint, losses: Losses) -> list[_Row]:
     return rows
 
 
-def _narrower(checkpoint: Checkpoint, stats: Path, losses: Losses) -> Iterator[_Row]:
+def _narrower(stats: Statistics, losses: Losses) -> Iterator[_Row]:
     """Narrower MLPs as planned, in the layers that lose most or in all others, and all alike.
 
     None without curves.
     """
     if "width" not in losses[0]:
         return
-    layout = checkpoint.layout
+    layout = stats.model.layout
     rows = {}
     for ratio in _OF_PARAMETERS:
-        plan = measured_plan(checkpoint, stats, PlanRequest(methods=("prune",), param_ratio=ratio))
-        layers = planned_layout(checkpoint, plan).layers
+        plan = measured_plan(stats, PlanRequest(methods=("prune",), param_ratio=ratio))
+        layers = planned_layout(stats.model, plan).layers
         pairs = zip(losses, layers, strict=True)
         lost = [of["width"][layer.intermediate_size] for of, layer in pairs]
         dearest = np.argsort(lost)[-_DEAREST:]
@@ -222,9 +221,7 @@ def _planned(
 
 @torch.inference_mode()
 def _forward(
-    checkpoint: Checkpoint,
-    measured: Measured,
-    stats: Path,
+    stats: Statistics,
     rows: list[_Row],
     tokens: Sequence[torch.Tensor],
     device: str,
@@ -233,17 +230,15 @@ def _forward(
 
     Returns the largest number that leaves each dense layer.
     """
-    model, dense, largest = reference(checkpoint, device=device), checkpoint.layout, []
+    model, dense, largest = reference(stats.model, device=device), stats.model.layout, []
     rows.insert(0, _Row("dense", 1.0, dense.layers, 0.0))
-    with checkpoint.reader() as read:
+    with stats.model.reader() as read:
         for row in rows:
             row.hidden = list(embed_all(model, read, tokens))
         for index in range(len(dense.layers)):
             weights = layer_weights(model, read, index)
-            covariances = read_layer_stats(stats, measured, index, device)
-            layer = MeasuredLayer(
-                dense, weights, shrink_covariances(covariances, measured.tokens), model.inv_freq
-            )
+            covariances = shrink_covariances(stats.layer(index, device), stats.measured.tokens)
+            layer = MeasuredLayer(dense, weights, covariances, model.inv_freq)
             made: dict[str, Mapping[str, torch.Tensor]] = {f"{dense.layers[index]}": weights}
             for row in rows:
                 target = row.layers[index]

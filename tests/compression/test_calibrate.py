@@ -12,7 +12,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.support.dense_models import config, write, write_text
-from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.compression import passes
@@ -20,7 +19,7 @@ from vllm_gac.compression.effort import Work
 from vllm_gac.compression.measured import STATISTICS
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import embed, layer_forward, layer_weights, reference
-from vllm_gac.compression.statistics_file import check_stats
+from vllm_gac.compression.statistics_file import open_statistics
 from vllm_gac.compression.statistics_writer import StatsFile
 from vllm_gac.errors import CheckpointError
 from vllm_gac.steps.calibrate.calibrate import calibrate
@@ -37,8 +36,8 @@ def test_covariances_are_those_of_the_linears_inputs(
 ) -> None:
     calibrate(model, [text], tmp_path / "stats", replace(RUN, methods=ALONE), progress=False)
     checkpoint = open_checkpoint(model)
-    measured = check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.identity)
-    assert measured.tokens == 1024
+    statistics = open_statistics(tmp_path / "stats", checkpoint)
+    assert statistics.measured.tokens == 1024
     fp64 = reference(checkpoint, torch.float64)
     tokens = load_file(tmp_path / "stats")["tokens"]
     assert tokens.shape == (8, 128)
@@ -49,7 +48,7 @@ def test_covariances_are_those_of_the_linears_inputs(
             layer = checkpoint.layout.layers[index]
             weights = layer_weights(fp64, read, index)
             hidden = layer_forward(fp64, layer, weights, hidden, inputs.__setitem__)
-            stats = layer_stats(tmp_path / "stats", index)
+            stats = statistics.layer(index, "cpu")
             for name in STATISTICS:
                 rows = inputs[name].flatten(0, 1)
                 expected = rows.T @ rows / len(rows)
@@ -201,7 +200,8 @@ def test_only_needed_covariances_are_stored(
             assert (key in file.keys()) == (name in KEPT[methods])  # noqa: SIM118
             if key in file.keys():  # noqa: SIM118
                 assert file.get_slice(key).get_shape() == [size * (size + 1) // 2]
-    for covariance in layer_stats(tmp_path / "stats", 1).values():
+    statistics = open_statistics(tmp_path / "stats", open_checkpoint(model))
+    for covariance in statistics.layer(1, "cpu").values():
         assert torch.equal(covariance, covariance.T)
         assert float(torch.linalg.eigvalsh(covariance)[0]) > -1e-6
 

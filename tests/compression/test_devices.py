@@ -15,12 +15,12 @@ import vllm_gac
 from benchmarks.common.llama3_8b import DENSE
 from tests.support import dense_models
 from tests.support.command import error
-from tests.support.layer_stats import layer_stats
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.devices import free_memory, home_of, prepare_device
 from vllm_gac.compression.effort import Work
 from vllm_gac.compression.measured import Measured
+from vllm_gac.compression.statistics_file import open_statistics
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
@@ -132,9 +132,10 @@ def test_a_gpu_measures_what_a_cpu_does(tmp_path: Path) -> None:
             device=device,
             progress=False,
         )
-    layers = len(open_checkpoint(demo.MODEL).layout.layers)
-    for index in range(layers):
-        on_cpu, on_gpu = (layer_stats(tmp_path / d, index) for d in ("cpu", "cuda"))
+    dense = open_checkpoint(demo.MODEL)
+    measured = [open_statistics(tmp_path / device, dense) for device in ("cpu", "cuda")]
+    for index in range(len(dense.layout.layers)):
+        on_cpu, on_gpu = (statistics.layer(index, "cpu") for statistics in measured)
         for name, expected in on_cpu.items():
             difference = (on_gpu[name] - expected).norm() / expected.norm()
             print(f"layers.{index}.{name}: relative difference {difference:.1e}")

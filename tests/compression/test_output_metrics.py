@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.exact_models import MODELS, exact_model, random_tokens
-from tests.support.layer_stats import layer_stats
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.backward import head_gradients
 from vllm_gac.compression.methods.statistics import metric_of, of_input
 from vllm_gac.compression.moments import shrunk
@@ -21,6 +21,7 @@ from vllm_gac.compression.reference_model import (
     layer_forward,
     layer_weights,
 )
+from vllm_gac.compression.statistics_file import open_statistics
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LINEARS
 from vllm_gac.steps.calibrate.calibrate import calibrate
@@ -76,8 +77,9 @@ def test_statistics_have_the_metrics_that_low_rank_needs(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
     calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
+    statistics = open_statistics(tmp_path / "stats", open_checkpoint(model))
     for index in range(2):
-        stats = layer_stats(tmp_path / "stats", index)
+        stats = statistics.layer(index, "cpu")
         for linear, size in zip(LINEARS, (64, 32, 32, 48, 48, 48, 48), strict=True):
             metric = stats[metric_of(linear)]
             assert metric.shape == (size, size)

@@ -12,17 +12,10 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from tests.support.command import error
-from tests.support.dense_models import config, write, write_text
-from tests.support.layer_stats import layer_stats
+from tests.support.dense_models import config, weights, write, write_text
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.measured import HELD, STATISTICS, TOKENS
-from vllm_gac.compression.statistics_file import (
-    check_stats,
-    read_errors,
-    read_layer_stats,
-    read_probes,
-    read_tokens,
-)
+from vllm_gac.compression.statistics_file import open_statistics
 from vllm_gac.errors import CheckpointError, VersionError
 from vllm_gac.layout.dims import ValueLayout
 from vllm_gac.planning.losses import read_losses
@@ -48,15 +41,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read(measured: Path, stats: Path) -> None:
     """Read statistics as `plan` and `compress` do."""
-    checkpoint = open_checkpoint(measured / "model")
-    measured_of = check_stats(stats, checkpoint.layout, checkpoint.identity)
-    read_errors(stats, checkpoint.layout, measured_of)
-    read_probes(stats, checkpoint.layout, measured_of)
-    for index in range(len(checkpoint.layout.layers)):
-        read_layer_stats(stats, measured_of, index, "cpu")
-    longest = checkpoint.config.max_position_embeddings
+    statistics = open_statistics(stats, open_checkpoint(measured / "model"))
+    statistics.errors()
+    statistics.probes()
+    for index in range(2):
+        statistics.layer(index, "cpu")
     for name in (TOKENS, HELD):
-        read_tokens(stats, measured_of, checkpoint.layout, longest, name)
+        statistics.tokens(name)
 
 
 def contents(stats: Path) -> tuple[Arrays, dict[str, str]]:
@@ -150,40 +141,40 @@ def test_invalid_metadata_are_refused(
 @pytest.mark.parametrize(
     ("changes", "dims", "message"),
     [
-        ({"value_group": "1"}, {"value": ValueLayout(1, 16)}, "1 value heads at a time, 2"),
-        ({"metrics": ""}, {"ranks": {"self_attn.q_proj": 8}}, r"output of self_attn\.q_proj"),
+        ({"value_group": 1}, {"value": ValueLayout(1, 16)}, "1 value heads at a time, 2"),
+        ({"metrics": ()}, {"ranks": {"self_attn.q_proj": 8}}, r"output of self_attn\.q_proj"),
     ],
 )
 def test_statistics_that_lack_what_a_plan_needs_are_refused(
-    changes: dict[str, str], dims: dict[str, Any], message: str, measured: Path, tmp_path: Path
+    changes: dict[str, Any], dims: dict[str, Any], message: str, measured: Path
 ) -> None:
-    arrays, metadata = contents(measured / "stats")
-    save_file(arrays, tmp_path / "stats", metadata | changes)
     checkpoint = open_checkpoint(measured / "model")
+    statistics = open_statistics(measured / "stats", checkpoint)
+    fewer = replace(statistics, measured=replace(statistics.measured, **changes))
     smaller = replace(checkpoint.layout.layers[0], **dims)
-    target = replace(checkpoint.layout, layers=(smaller,) * 2)
     with pytest.raises(CheckpointError, match=message):
-        check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.identity, target)
+        fewer.check_target(replace(checkpoint.layout, layers=(smaller,) * 2))
 
 
 def test_statistics_of_other_weights_are_refused(measured: Path, tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(measured / "model")
-    other = {**checkpoint.identity, "model_weights_sha256": "0" * 64}
+    negative = {name: -tensor for name, tensor in weights(config()).items()}
+    other = open_checkpoint(write(tmp_path / "other", config(), tensors=negative))
     with pytest.raises(CheckpointError, match="weights"):
-        check_stats(measured / "stats", checkpoint.layout, other)
+        open_statistics(measured / "stats", other)
     arrays, metadata = contents(measured / "stats")
     del metadata["model_weights_sha256"]  # as statistics were before
     save_file(arrays, tmp_path / "stats", metadata)
-    check_stats(tmp_path / "stats", checkpoint.layout, other)
+    open_statistics(tmp_path / "stats", other)
 
 
 def test_a_sequence_longer_than_the_context_is_refused(measured: Path) -> None:
     """To refit on a sequence of ten million tokens takes gigabytes."""
     checkpoint = open_checkpoint(measured / "model")
-    stats = measured / "stats"
-    checked = check_stats(stats, checkpoint.layout, checkpoint.identity)
+    short = replace(
+        checkpoint, config=checkpoint.config.model_copy(update={"max_position_embeddings": 63})
+    )
     with pytest.raises(CheckpointError, match=r"sequence_length: 64.* 63"):
-        read_tokens(stats, checked, checkpoint.layout, 63)
+        open_statistics(measured / "stats", short).tokens()
 
 
 def test_statistics_without_text_set_aside_are_read(measured: Path, tmp_path: Path) -> None:
@@ -196,13 +187,11 @@ def test_statistics_without_text_set_aside_are_read(measured: Path, tmp_path: Pa
     metadata = {key: text for key, text in metadata.items() if not key.startswith("held")}
     save_file(arrays, tmp_path / "stats", metadata | {"format": "3"})
     checkpoint = open_checkpoint(measured / "model")
-    request = PlanRequest(kv_ratio=0.5)
-    made = measured_plan(checkpoint, tmp_path / "stats", request)
+    statistics = open_statistics(tmp_path / "stats", checkpoint)
+    made = measured_plan(statistics, PlanRequest(kv_ratio=0.5))
     assert "expected_interval" not in made.notes
-    dense = checkpoint.layout
-    of = check_stats(tmp_path / "stats", dense, checkpoint.identity)
-    losses = read_losses(tmp_path / "stats", dense, of)
-    width = dense.layers[0].intermediate_size * 4 // 5
+    losses = read_losses(statistics)
+    width = checkpoint.layout.layers[0].intermediate_size * 4 // 5
     assert losses[1]["width"][width] == pytest.approx(old[1][3], rel=1e-4)
 
 
@@ -222,7 +211,8 @@ def test_covariances_of_few_tokens_are_covariances(measured: Path, tmp_path: Pat
     text = write_text(tmp_path / "text")
     request = CalibrateRequest(max_tokens=8, sequence_length=8)
     calibrate(measured / "model", [text], tmp_path / "stats", request, progress=False)
+    statistics = open_statistics(tmp_path / "stats", open_checkpoint(measured / "model"))
     for index in range(2):
-        stats = layer_stats(tmp_path / "stats", index)
+        stats = statistics.layer(index, "cpu")
         for name in STATISTICS:
             assert torch.linalg.matrix_rank(stats[name], rtol=1e-4) <= 16  # of two neighbours

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import MAKE_SERVE
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.statistics_file import check_stats
+from vllm_gac.compression.statistics_file import open_statistics
 from vllm_gac.demo import MODEL, PLAN
 from vllm_gac.planning.losses import Losses, read_losses
 from vllm_gac.planning.plan_file import planned_layout, read_plan
@@ -49,9 +49,12 @@ def test_calibrating_as_compress_does_leads_to_it(demo_statistics: Path) -> None
     """Not to the same digits: sums depend on the number of threads and on the processor."""
     dense = open_checkpoint(MODEL)
     shipped = read_plan(PLAN, dense)
-    measured = check_stats(demo_statistics, dense.layout, dense.identity)
-    losses = read_losses(demo_statistics, dense.layout, measured)
-    assert measured.metadata["tokens_sha256"] == shipped.notes["calibration"]["tokens_sha256"]
+    statistics = open_statistics(demo_statistics, dense)
+    losses = read_losses(statistics)
+    assert (
+        statistics.measured.metadata["tokens_sha256"]
+        == shipped.notes["calibration"]["tokens_sha256"]
+    )
     best = best_plan(dense, losses, ASKED)
     assert best.expected_loss == pytest.approx(shipped.expected_loss, rel=0.01)
     assert loss(losses) <= 1.01 * (best.expected_loss or 0)

@@ -2,26 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from tests.support.dense_models import config, write, write_text
-from tests.support.layer_stats import layer_stats
-from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
-from vllm_gac.compression.measured import HELD, Measured, shrink_covariances, to_measure
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.compression.measured import HELD, shrink_covariances, to_measure
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.registry import compress_layer
 from vllm_gac.compression.probes import probes
 from vllm_gac.compression.reference_model import logits, reference
-from vllm_gac.compression.statistics_file import (
-    check_stats,
-    read_probes,
-    read_tokens,
-)
+from vllm_gac.compression.statistics_file import Statistics, open_statistics
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.planning.expected_loss import interval
@@ -31,7 +24,6 @@ from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.calibrate import StatsSpec, calibrate, write_statistics
 from vllm_gac.steps.calibrate.request import CalibrateRequest
 
-Opened = tuple[Checkpoint, Path, Measured]
 METHODS = ("heads", "prune", "lowrank")
 RUN = CalibrateRequest(max_tokens=1024, sequence_length=128)
 
@@ -46,20 +38,17 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Pa
 
 
 @pytest.fixture
-def opened(calibrated: tuple[Path, Path, Path]) -> Opened:
-    """The model, its statistics, and what they say of themselves."""
+def statistics(calibrated: tuple[Path, Path, Path]) -> Statistics:
     directory, _, stats = calibrated
-    checkpoint = open_checkpoint(directory)
-    return checkpoint, stats, check_stats(stats, checkpoint.layout, checkpoint.identity)
+    return open_statistics(stats, open_checkpoint(directory))
 
 
 def test_a_probe_is_about_how_far_the_model_so_compressed_diverges(
-    opened: Opened,
+    statistics: Statistics,
 ) -> None:
-    checkpoint, stats, measured_of = opened
+    checkpoint = statistics.model
     dense, model = checkpoint.layout, reference(checkpoint)
-    tokens = read_tokens(stats, measured_of, dense, 256, HELD)
-    measured = read_probes(stats, dense, measured_of).mean(2)
+    tokens, measured = statistics.tokens(HELD), statistics.probes().mean(2)
     with checkpoint.reader() as read, torch.inference_mode():
         whole = {name: read(name).float() for name in dense.tensors()}
         before = torch.log_softmax(logits(model, whole.__getitem__, tokens)[:, :-1], -1)
@@ -67,7 +56,7 @@ def test_a_probe_is_about_how_far_the_model_so_compressed_diverges(
             probe = probes(dense, METHODS)[number]
             prefix = f"model.layers.{index}."
             own = {n.removeprefix(prefix): t for n, t in whole.items() if n.startswith(prefix)}
-            steady = shrink_covariances(layer_stats(stats, index), 1024)
+            steady = shrink_covariances(statistics.layer(index, "cpu"), 1024)
             layer = MeasuredLayer(dense, own, steady, model.inv_freq)
             small = compress_layer(layer, probe.layer)
             layers = [probe.layer if i == index else a for i, a in enumerate(dense.layers)]
@@ -79,10 +68,8 @@ def test_a_probe_is_about_how_far_the_model_so_compressed_diverges(
             assert 0.5 < measured[index, number] / direct < 1.5
 
 
-def test_curves_fall_to_zero_are_convex_and_meet_the_probes(opened: Opened) -> None:
-    checkpoint, stats, measured = opened
-    dense = checkpoint.layout
-    losses = read_losses(stats, dense, measured)
+def test_curves_fall_to_zero_are_convex_and_meet_the_probes(statistics: Statistics) -> None:
+    dense, losses = statistics.model.layout, read_losses(statistics)
     for layer in losses:
         assert set(layer) == {c.name for c in to_measure(dense, METHODS, 2)}
         for name, curve in layer.items():
@@ -94,18 +81,16 @@ def test_curves_fall_to_zero_are_convex_and_meet_the_probes(opened: Opened) -> N
                 assert (np.diff(curve, 2) >= -1e-7 * curve[0]).all(), name
 
 
-def test_losses_of_a_plan_add_up_over_layers_and_sequences(opened: Opened) -> None:
-    checkpoint, stats, measured = opened
-    dense = checkpoint.layout
-    probed, losses = read_probes(stats, dense, measured), read_losses(stats, dense, measured)
-    tried = probes(dense, METHODS)
+def test_losses_of_a_plan_add_up_over_layers_and_sequences(statistics: Statistics) -> None:
+    probed, losses = statistics.probes(), read_losses(statistics)
+    tried = probes(statistics.model.layout, METHODS)
     for part, name in enumerate(("rotary1", "latent1", "value1", "width")):
         layer = tried[part].layer
         dim = (layer.key.size, layer.key.size, layer.value.size, layer.intermediate_size)[part]
         for index in range(2):
             expected = probed[index, part].mean()
             assert losses[index][name][dim] == pytest.approx(expected, rel=1e-4)
-        each = loss_by_sequence(stats, dense, measured, [layer] * 2, losses)
+        each = loss_by_sequence(statistics, [layer] * 2, losses)
         total = losses[0][name][dim] + losses[1][name][dim]
         assert each.mean() == pytest.approx(total, rel=1e-4)
         assert each.min() < each.max()
@@ -130,35 +115,29 @@ def test_a_plan_needs_what_was_calibrated_for(
     calibrated: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
     directory, text, stats = calibrated
-    checkpoint = open_checkpoint(directory)
-    assert measured_plan(checkpoint, stats, PlanRequest(kv_ratio=0.5)).expected_loss is not None
+    checkpoint, request = open_checkpoint(directory), PlanRequest(kv_ratio=0.5)
+    made = measured_plan(open_statistics(stats, checkpoint), request)
+    assert made.expected_loss is not None
     pruned = replace(RUN, methods=["prune"])
     calibrate(directory, [text], tmp_path / "some", pruned, progress=False)
     with pytest.raises(PlanError, match=r"prune.* heads.* --method"):
-        measured_plan(checkpoint, tmp_path / "some", PlanRequest(kv_ratio=0.5))
+        measured_plan(open_statistics(tmp_path / "some", checkpoint), request)
     kept = replace(StatsSpec.to_plan(checkpoint.layout, METHODS), value_group=1)
     write_statistics(checkpoint, [text], tmp_path / "single", kept, 1024, 128, "cpu", False)
-    plan = measured_plan(checkpoint, tmp_path / "single", PlanRequest(kv_ratio=0.5))
+    plan = measured_plan(open_statistics(tmp_path / "single", checkpoint), request)
     assert {layer.value.heads for layer in plan.layers} == {2}
 
 
 def test_a_sequence_that_no_quadratic_form_describes_makes_no_layer_dear(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
+    statistics: Statistics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It makes all layers dearer, as it does the sum."""
-    checkpoint, stats, measured = opened
-    dense = checkpoint.layout
-    expected = read_losses(stats, dense, measured)
-
-    def with_outlier(*of: Any) -> NDArray[np.float32]:
-        probed = read_probes(*of)
-        probed[1, 0, probed[1, 0].argmax()] *= 10_000
-        return probed
-
-    monkeypatch.setattr("vllm_gac.planning.losses.read_probes", with_outlier)
+    expected, probed = read_losses(statistics), statistics.probes()
+    probed[1, 0, probed[1, 0].argmax()] *= 10_000
+    monkeypatch.setattr(Statistics, "probes", lambda _: probed)
     dearer = [
         float(one["rotary1"][0] / other["rotary1"][0])
-        for one, other in zip(read_losses(stats, dense, measured), expected, strict=True)
+        for one, other in zip(read_losses(statistics), expected, strict=True)
     ]
     assert dearer[1] / dearer[0] < 5 < dearer[0]
 

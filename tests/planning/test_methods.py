@@ -13,8 +13,8 @@ from tests.support.dense_models import config, write, write_text
 from tests.support.measured_layers import made_up_losses
 from tests.support.stored_models import logits_of
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.measured import covariances_of, making, to_measure
-from vllm_gac.compression.methods.registry import METHODS, Entry, component_of, methods_of
+from vllm_gac.compression.measured import needed_by, to_measure
+from vllm_gac.compression.methods.registry import METHODS, Entry, component_of, making, methods_of
 from vllm_gac.compression.probes import probes
 from vllm_gac.layout.dims import LayerLayout, layout_of
 from vllm_gac.layout.key_forms import KEY_FORMS
@@ -44,7 +44,8 @@ def test_every_method_has_compressors_probes_and_losses(method: str) -> None:
     (owner,) = methods_of([method])
     names = [c.name for c in to_measure(DENSE, [method], 2)]
     assert {component_of(name) for name in names} == {*owner.components}
-    assert covariances_of(to_measure(DENSE, [method], 2))
+    covariances, _ = needed_by(to_measure(DENSE, [method], 2))
+    assert covariances
     tried = probes(DENSE, [method])
     assert [probe.component for probe in tried] == [*owner.components]
     assert all(probe.layer != DENSE.layers[0] for probe in tried)
@@ -69,7 +70,7 @@ def test_all_that_a_method_makes_is_a_candidate_with_its_loss(method: str) -> No
     for part in parts:
         for layer in part.layers:
             made = replace(DENSE, layers=(layer,) * len(DENSE.layers))
-            assert layer == whole or covariances_of(making(DENSE, made))
+            assert layer == whole or needed_by(making(DENSE, made))[0]
             assert part.put(whole, layer) == layer
             owner.check(DENSE, layer, "")
             changed |= {x for x in FIELDS if getattr(layer, x) != getattr(whole, x)}

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 
 from vllm_gac.compression.methods.base import MERGEABLE, Compressor
-from vllm_gac.compression.methods.registry import METHODS, compressors, methods_of
+from vllm_gac.compression.methods.registry import METHODS, methods_of
 from vllm_gac.compression.methods.statistics import (
     NORMED_KEYS,
     QUERY_ENERGY,
@@ -172,21 +172,12 @@ def to_measure(dense: ModelLayout, methods: Sequence[str], value_group: int) -> 
     return [c for method in methods_of(methods) for c in method.measured(dense, value_group)]
 
 
-def making(dense: ModelLayout, layout: ModelLayout) -> list[Compressor]:
-    """What makes `layout` of a dense model; some of it several times."""
-    return [c for layer in layout.layers for c in compressors(dense, layer)]
-
-
-def covariances_of(used: Iterable[Compressor]) -> list[str]:
-    """The linear layers whose input covariances these need."""
-    needed = {name for compressor in used for name in compressor.inputs}
-    return [name for name in STATISTICS if name in needed]
-
-
-def metrics_of(used: Iterable[Compressor]) -> list[str]:
-    """The linear layers whose metrics these need."""
-    needed = {name for compressor in used for name in compressor.metrics}
-    return [name for name in LINEARS if name in needed]
+def needed_by(used: Iterable[Compressor]) -> tuple[list[str], list[str]]:
+    """The linear layers whose input covariances these need, and those whose metrics they need."""
+    used = [*used]
+    inputs = {name for compressor in used for name in compressor.inputs}
+    metrics = {name for compressor in used for name in compressor.metrics}
+    return [n for n in STATISTICS if n in inputs], [n for n in LINEARS if n in metrics]
 
 
 def metric_shapes(layout: ModelLayout) -> dict[str, tuple[int, int]]:

@@ -30,8 +30,9 @@ statistics_writer.py writes it. Here it is read, and nothing of it is believed.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -40,17 +41,17 @@ import torch
 from numpy.typing import NDArray
 
 from vllm_gac.checkpoint.headers import open_safetensors
+from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.measured import (
     HELD,
     PROBES,
     TOKENS,
     LayerStats,
     Measured,
-    covariances_of,
-    making,
-    metrics_of,
+    needed_by,
     to_measure,
 )
+from vllm_gac.compression.methods.registry import making
 from vllm_gac.compression.methods.statistics import NORMED_KEYS, QUERY_ENERGY, metric_of
 from vllm_gac.errors import CheckpointError, PlanError, VersionError
 from vllm_gac.layout.dims import ModelLayout
@@ -65,23 +66,145 @@ _ROWS = 256
 _ROUNDING = 1e-3
 
 
-def check_stats(
-    path: Path,
-    layout: ModelLayout,
-    identity: Mapping[str, str],
-    target: ModelLayout | None = None,
-) -> Measured:
-    """Check the statistics at `path`, and return what they are.
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Statistics of a dense model, as their header says; numbers are checked when they are read.
 
-    Args:
+    Attributes:
         path: The statistics file.
-        layout: The dense model's layout.
-        identity: The dense model's; older statistics know its config.json only.
-        target: What is to be made of the model; None: nothing that is known yet.
+        model: The dense model.
+        measured: What they are.
+    """
+
+    path: Path
+    model: Checkpoint
+    measured: Measured
+
+    def check_target(self, target: ModelLayout) -> None:
+        """Raise CheckpointError unless they suffice to make `target` of the model."""
+        measured, layout = self.measured, self.model.layout
+        methods = measured.metadata["methods"]
+        needed, factorized = needed_by(making(layout, target))
+        if missing := [name for name in needed if name not in measured.covariances]:
+            raise CheckpointError(
+                f"{self.path}: calibrated for {methods}, so that nothing is known of the input of "
+                f"{', '.join(missing)}, which the plan shrinks; calibrate again with --method"
+            )
+        if set(factorized) - set(measured.metrics):
+            raise CheckpointError(
+                f"{self.path}: calibrated for {methods}, so that nothing is known of the output of "
+                f"{', '.join(factorized)}, which the plan factorizes; calibrate again with --method"
+            )
+        group = max(layout.kv_heads_per(layer.value) for layer in target.layers)
+        if measured.value_group % group:
+            raise CheckpointError(
+                f"{self.path}: measured for {measured.value_group} value heads at a time, {group} "
+                "are to be made one; calibrate again"
+            )
+
+    def check_methods(self, methods: Sequence[str]) -> None:
+        """Raise PlanError unless `methods` can be planned with them."""
+        measured = self.measured
+        if not measured.probe_tokens:
+            raise PlanError(f"{self.path}: no sensitivities were measured; calibrate again")
+        if missing := sorted(set(methods) - set(measured.methods)):
+            raise PlanError(
+                f"{self.path}: calibrated for {measured.metadata['methods']}, not for "
+                f"{', '.join(missing)}; calibrate again with --method"
+            )
+        _, metrics = needed_by(to_measure(self.model.layout, methods, measured.value_group))
+        if metrics and not measured.metrics:
+            raise PlanError(
+                f"{self.path}: nothing was measured of the outputs of linears, which "
+                f"{', '.join(methods)} need; calibrate again"
+            )
+
+    def layer(self, index: int, device: str) -> LayerStats:
+        """The covariances, metrics and energies of layer `index` as measured, fp64 on `device`.
+
+        Raises CheckpointError if one of the first two is no covariance, or an energy is negative.
+        """
+        stats = {}
+        with _opened(self.path, "pt") as file:
+            is_normed = f"layers.{index}.{QUERY_ENERGY}" in file.keys()  # noqa: SIM118
+            squares = [*self.measured.covariances, *map(metric_of, self.measured.metrics)]
+            for name in [*squares, NORMED_KEYS] if is_normed else squares:
+                tensor = _square(file.get_tensor(f"layers.{index}.{name}"), device)
+                if fault := _covariance_fault(tensor):
+                    raise CheckpointError(
+                        f"{self.path}: layers.{index}.{name}: {fault}; calibrate again"
+                    )
+                stats[name] = tensor
+            if is_normed:
+                name = f"layers.{index}.{QUERY_ENERGY}"
+                energy = file.get_tensor(name).to(device, torch.float64)
+                if not bool((energy >= 0).all()) or not bool(energy.isfinite().all()):
+                    raise CheckpointError(
+                        f"{self.path}: {name}: not finite and at least 0; calibrate again"
+                    )
+                stats[QUERY_ENERGY] = energy
+        return stats
+
+    def tokens(self, name: str = TOKENS) -> torch.Tensor:
+        """The text that was fitted to, or with HELD the one set aside, int32 [count, length].
+
+        Raises CheckpointError if the sequences are longer than the model's context, or the model
+        has no such token.
+        """
+        longest = self.model.config.max_position_embeddings
+        if (length := self.measured.sequence_length) > longest:
+            raise CheckpointError(
+                f"{self.path}: metadata: sequence_length: {length}, more than the {longest} tokens "
+                "of the model's context; calibrate again"
+            )
+        with _opened(self.path, "pt") as file:
+            tokens: torch.Tensor = file.get_tensor(name)
+        smallest, largest = (int(bound) for bound in tokens.aminmax())
+        known = self.model.layout.vocab_size
+        if smallest < 0 or largest >= known:
+            raise CheckpointError(
+                f"{self.path}: {name}: {smallest} to {largest}, the model has 0 to {known - 1}; "
+                "calibrate again"
+            )
+        return tokens
+
+    def errors(self) -> list[dict[str, Floats]]:
+        """The errors of every method by its name, for every layer.
+
+        Raises CheckpointError if one is negative or not finite.
+        """
+        names = [c.name for c in self.measured.compressors(self.model.layout)]
+        return [
+            {name: self._read(f"layers.{index}.errors.{name}", minimum=0.0) for name in names}
+            for index in range(len(self.model.layout.layers))
+        ]
+
+    def probes(self) -> Floats:
+        """The expected losses of probes [layers, probes, sequences] (probes.py), nats per token.
+
+        Statistics without text set aside have one number for all sequences. Raises CheckpointError
+        if one is not finite.
+        """
+        if not self.measured.held_tokens:
+            return self._read(PROBES)[:, 1::2, :1]
+        layers = range(len(self.model.layout.layers))
+        return np.stack([self._read(f"layers.{index}.{PROBES}") for index in layers])
+
+    def _read(self, name: str, minimum: float | None = None) -> Floats:
+        with _opened(self.path, "np") as file:
+            measured: Floats = file.get_tensor(name)
+        if not np.isfinite(measured).all():
+            raise CheckpointError(f"{self.path}: {name}: contains NaN or infinity; calibrate again")
+        if minimum is not None and measured.size and measured.min() < minimum:
+            raise CheckpointError(f"{self.path}: {name}: less than {minimum}; calibrate again")
+        return measured
+
+
+def open_statistics(path: Path, model: Checkpoint) -> Statistics:
+    """Open the statistics of a dense model.
 
     Raises:
-        CheckpointError: The statistics are unreadable, incomplete, of another model, or lack what
-            is needed.
+        CheckpointError: They are unreadable, incomplete, or of another model.
         VersionError: They have a format that this release does not read.
     """
     with _opened(path, "np") as file:
@@ -92,10 +215,11 @@ def check_stats(
     if (found_format := metadata.get("format", "1")) not in _READ:
         raise VersionError(
             f"{path}: statistics of format {found_format[:20]!r}, this release reads "
-            f"{' and '.join(_READ)}; "
-            "calibrate again"
+            f"{' and '.join(_READ)}; calibrate again"
         )
-    if differing := [key for key, value in identity.items() if metadata.get(key, value) != value]:
+    # Older statistics know the model's config.json only.
+    identity = model.identity.items()
+    if differing := [key for key, value in identity if metadata.get(key, value) != value]:
         what = "config.json" if "model_config_sha256" in differing else "weights"
         raise CheckpointError(
             f"{path}: measured on another model ({what}: differs); calibrate this one"
@@ -104,71 +228,14 @@ def check_stats(
         measured = Measured.of(metadata)
     except ValueError as e:
         raise CheckpointError(f"{path}: metadata: {e}; calibrate again") from e
-    used = making(layout, target) if target else []
-    needed, factorized = covariances_of(used), metrics_of(used)
-    if missing := [name for name in needed if name not in measured.covariances]:
-        raise CheckpointError(
-            f"{path}: calibrated for {metadata['methods']}, so that nothing is known of the "
-            f"input of {', '.join(missing)}, which the plan shrinks; calibrate again with --method"
-        )
-    if set(factorized) - set(measured.metrics):
-        raise CheckpointError(
-            f"{path}: calibrated for {metadata['methods']}, so that nothing is known of the output "
-            f"of {', '.join(factorized)}, which the plan factorizes; calibrate again with --method"
-        )
-    groups = [layout.kv_heads_per(layer.value) for layer in target.layers] if target else [1]
-    if measured.value_group % (value_group := max(groups)):
-        raise CheckpointError(
-            f"{path}: measured for {measured.value_group} value heads at a time, {value_group} are "
-            "to be made one; calibrate again"
-        )
-    for name, shape in measured.shapes(layout).items():
+    for name, shape in measured.shapes(model.layout).items():
         expected = (dtype_of(name), shape)
         if entries.get(name) != expected:
             raise CheckpointError(
                 f"{path}: {name}: {_describe(entries.get(name))}, expected {_describe(expected)}; "
                 "calibrate again"
             )
-    return measured
-
-
-def check_methods(
-    path: Path, measured: Measured, dense: ModelLayout, methods: Sequence[str]
-) -> None:
-    """Raise PlanError unless `methods` can be planned with the statistics at `path`."""
-    if missing := sorted(set(methods) - set(measured.methods)):
-        raise PlanError(
-            f"{path}: calibrated for {measured.metadata['methods']}, not for {', '.join(missing)}; "
-            "calibrate again with --method"
-        )
-    if not measured.metrics and metrics_of(to_measure(dense, methods, measured.value_group)):
-        raise PlanError(
-            f"{path}: nothing was measured of the outputs of linears, which "
-            f"{', '.join(methods)} need; calibrate again"
-        )
-
-
-def read_layer_stats(path: Path, measured: Measured, index: int, device: str) -> LayerStats:
-    """The covariances, metrics and energies of layer `index` as measured, fp64 on `device`.
-
-    Raises CheckpointError if one of the first two is not a covariance, or an energy is negative.
-    """
-    stats = {}
-    with _opened(path, "pt") as file:
-        is_normed = f"layers.{index}.{QUERY_ENERGY}" in file.keys()  # noqa: SIM118
-        squares = [*measured.covariances, *map(metric_of, measured.metrics)]
-        for name in [*squares, NORMED_KEYS] if is_normed else squares:
-            tensor = _square(file.get_tensor(f"layers.{index}.{name}"), device)
-            if fault := _covariance_fault(tensor):
-                raise CheckpointError(f"{path}: layers.{index}.{name}: {fault}; calibrate again")
-            stats[name] = tensor
-        if is_normed:
-            name = f"layers.{index}.{QUERY_ENERGY}"
-            energy = file.get_tensor(name).to(device, torch.float64)
-            if not bool((energy >= 0).all()) or not bool(energy.isfinite().all()):
-                raise CheckpointError(f"{path}: {name}: not finite and at least 0; calibrate again")
-            stats[QUERY_ENERGY] = energy
-    return stats
+    return Statistics(path, model, measured)
 
 
 def _square(packed: torch.Tensor, device: str) -> torch.Tensor:
@@ -207,71 +274,6 @@ def _covariance_fault(matrix: torch.Tensor) -> str | None:
         if bool((matrix[rows].abs() > bound).any()):
             return "a covariance exceeds what its variances allow"
     return None
-
-
-def read_tokens(
-    path: Path, measured: Measured, layout: ModelLayout, longest: int, name: str = TOKENS
-) -> torch.Tensor:
-    """The text that was fitted to, or that was set aside, int32 [count, length].
-
-    Args:
-        path: The statistics file.
-        measured: From `check_stats`.
-        layout: The dense model's layout.
-        longest: Tokens of the model's context.
-        name: TOKENS or HELD.
-
-    Raises:
-        CheckpointError: The sequences are longer than the context, or the model has no such token.
-    """
-    if (length := measured.sequence_length) > longest:
-        raise CheckpointError(
-            f"{path}: metadata: sequence_length: {length}, more than the {longest} tokens of the "
-            "model's context; calibrate again"
-        )
-    with _opened(path, "pt") as file:
-        tokens: torch.Tensor = file.get_tensor(name)
-    smallest, largest = (int(bound) for bound in tokens.aminmax())
-    if smallest < 0 or largest >= layout.vocab_size:
-        raise CheckpointError(
-            f"{path}: {name}: {smallest} to {largest}, the model has 0 to {layout.vocab_size - 1}; "
-            "calibrate again"
-        )
-    return tokens
-
-
-def read_errors(path: Path, layout: ModelLayout, measured: Measured) -> list[dict[str, Floats]]:
-    """The errors of every method by its name, for every layer; `measured` is from `check_stats`.
-
-    Raises CheckpointError if one is negative or not finite.
-    """
-    names = [c.name for c in measured.compressors(layout)]
-    return [
-        {name: _read(path, f"layers.{index}.errors.{name}", minimum=0.0) for name in names}
-        for index in range(len(layout.layers))
-    ]
-
-
-def read_probes(path: Path, layout: ModelLayout, measured: Measured) -> Floats:
-    """The expected losses of probes [layers, probes, sequences] (probes.py), in nats per token.
-
-    Statistics without text set aside have one number for all sequences. `measured` is from
-    `check_stats`. Raises CheckpointError if one is not finite.
-    """
-    if not measured.held_tokens:
-        return _read(path, PROBES)[:, 1::2, :1]
-    layers = range(len(layout.layers))
-    return np.stack([_read(path, f"layers.{index}.{PROBES}") for index in layers])
-
-
-def _read(path: Path, name: str, minimum: float | None = None) -> Floats:
-    with _opened(path, "np") as file:
-        measured: Floats = file.get_tensor(name)
-    if not np.isfinite(measured).all():
-        raise CheckpointError(f"{path}: {name}: contains NaN or infinity; calibrate again")
-    if minimum is not None and measured.size and measured.min() < minimum:
-        raise CheckpointError(f"{path}: {name}: less than {minimum}; calibrate again")
-    return measured
 
 
 def _opened(path: Path, framework: str) -> AbstractContextManager[Any]:

@@ -14,17 +14,15 @@ tell more: what they lose is lost in layers that plans leave nearly whole.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_gac.compression.measured import Measured
 from vllm_gac.compression.methods.base import Curve, Probe
 from vllm_gac.compression.methods.registry import METHODS, component_of, methods_of, owner_of
 from vllm_gac.compression.probes import probes
-from vllm_gac.compression.statistics_file import read_errors, read_probes
+from vllm_gac.compression.statistics_file import Statistics
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 # Of each layer, the methods' curves by their names (`Method.curve_dims`).
@@ -45,37 +43,30 @@ def prior_losses(dense: ModelLayout, methods: Iterable[str]) -> Losses:
     return [{name: x / count for curves in prior for name, x in curves.items()}] * count
 
 
-def read_losses(path: Path, dense: ModelLayout, measured: Measured) -> Losses:
-    """Read the losses from the statistics of a model.
-
-    Args:
-        path: The statistics file.
-        dense: The model's layout.
-        measured: What was measured, as `check_stats` returns it.
-    """
+def read_losses(stats: Statistics) -> Losses:
+    """Read the losses from the statistics of a model."""
     errors = [
         {name: curve.astype(np.float64) for name, curve in layer.items()}
-        for layer in read_errors(path, dense, measured)
+        for layer in stats.errors()
     ]
-    tried = probes(dense, measured.methods)
-    return measured_losses(dense, tried, errors, _read_probed(path, dense, measured).mean(2))
+    dense = stats.model.layout
+    tried = probes(dense, stats.measured.methods)
+    return measured_losses(dense, tried, errors, _read_probed(stats).mean(2))
 
 
 def loss_by_sequence(
-    path: Path, dense: ModelLayout, measured: Measured, layers: Sequence[LayerLayout], of: Losses
+    stats: Statistics, layers: Sequence[LayerLayout], of: Losses
 ) -> NDArray[np.float64]:
     """The expected loss of a plan on each of the sequences that probes ran on, [sequences].
 
     Args:
-        path: The statistics file.
-        dense: The model's layout.
-        measured: What was measured, as `check_stats` returns it.
+        stats: The statistics of the model.
         layers: The layers of the plan.
         of: The losses of all sequences together, as `read_losses` returns them.
     """
-    probed = _read_probed(path, dense, measured)
+    dense, probed = stats.model.layout, _read_probed(stats)
     shares = probed / np.maximum(probed.mean(2, keepdims=True), _MIN_LOSS)
-    components = [probe.component for probe in probes(dense, measured.methods)]
+    components = [probe.component for probe in probes(dense, stats.measured.methods)]
     by_sequence = np.zeros(shares.shape[2])
     for index, layer in enumerate(layers):
         for name, dim in _dims(dense, layer, of[index]):
@@ -112,7 +103,7 @@ def _dims(
                 yield name, dim
 
 
-def _read_probed(path: Path, dense: ModelLayout, measured: Measured) -> NDArray[np.float64]:
+def _read_probed(stats: Statistics) -> NDArray[np.float64]:
     """[layers, probes, sequences] what each probe loses. Outliers count for all layers alike.
 
     The square of an error that is too large for a quadratic form says far too much of one layer: in
@@ -120,7 +111,7 @@ def _read_probed(path: Path, dense: ModelLayout, measured: Measured) -> NDArray[
     count it in full give early layers too much (docs/decisions.md). Without it the sum of all
     layers would be too small, so it is kept.
     """
-    probed = read_probes(path, dense, measured).astype(np.float64)
+    probed = stats.probes().astype(np.float64)
     limited = probed.clip(max=_MAX_OVER_MEDIAN * np.median(probed, 2, keepdims=True))
     total: float = limited.sum()
     return limited * (probed.sum() / total) if total > 0 else probed

@@ -11,7 +11,7 @@ from typing import Any
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, open_dense
 from vllm_gac.compression.methods.registry import METHODS, methods_of
-from vllm_gac.compression.statistics_file import check_methods, check_stats
+from vllm_gac.compression.statistics_file import Statistics, open_statistics
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import COMPRESSED, DENSE_WITH_GAC
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
@@ -68,34 +68,28 @@ def plan(
     request = request or PlanRequest()
     if stats is None:
         return prior_plan(checkpoint, request)
-    return measured_plan(checkpoint, Path(stats), request)
+    return measured_plan(open_statistics(Path(stats), checkpoint), request)
 
 
 def measured_plan(
-    model: Checkpoint,
-    stats: Path,
-    request: PlanRequest,
-    problems: Problems | None = None,
+    stats: Statistics, request: PlanRequest, problems: Problems | None = None
 ) -> Plan:
     """Make the best plan by the losses that calibration measured on the model.
 
     Args:
-        model: The dense model.
-        stats: A statistics file that `calibrate` wrote.
+        stats: The statistics of the dense model.
         request: What the plan is to keep.
         problems: What is known of the model from plans for other losses.
 
     Raises:
-        CheckpointError: If the statistics are malformed, or of another model.
+        CheckpointError: If the statistics are malformed.
         PlanError: If the statistics lack what the request needs, or no plan fits.
     """
-    measured = check_stats(stats, model.layout, model.identity)
-    if not measured.probe_tokens:
-        raise PlanError(f"{stats}: no sensitivities were measured; calibrate again")
-    check_methods(stats, measured, model.layout, request.methods)
+    model, measured = stats.model, stats.measured
+    stats.check_methods(request.methods)
     if measured.value_group == 1:  # the statistics hold nothing about merged heads
         request = replace(request, value_group=1, key_group=1)
-    losses = read_losses(stats, model.layout, measured)
+    losses = read_losses(stats)
     known = (
         "tokens", "tokens_sha256", "sequence_length", "probe_tokens", "held_sha256", "metric_tokens"
     )  # fmt: skip
@@ -111,7 +105,7 @@ def measured_plan(
         best = best.model_copy(
             update={"expected_loss": round(lost, 6), "notes": best.notes | rounding}
         )
-    each = loss_by_sequence(stats, model.layout, measured, layers, losses)
+    each = loss_by_sequence(stats, layers, losses)
     if (ends := interval(each)) is None:
         return best
     about = {"expected_interval": [round(end, 6) for end in ends]}

@@ -67,6 +67,12 @@ def compressors(dense: "ModelLayout", target: "LayerLayout") -> "Iterator[Compre
         yield from method.making(dense, target)
 
 
+def making(dense: "ModelLayout", target: "ModelLayout") -> "Iterator[Compressor]":
+    """What makes `target` of a dense model; some of it several times."""
+    for layer in target.layers:
+        yield from compressors(dense, layer)
+
+
 def compress_layer(layer: "MeasuredLayer", target: "LayerLayout") -> "dict[str, torch.Tensor]":
     """The tensors of a layer with the dims of `target`, by their names within the layer.
 

@@ -15,12 +15,7 @@ from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, open_dense
 from vllm_gac.compression.devices import free_memory, gpu_memory_told, prepare_device
 from vllm_gac.compression.effort import Work, announcement
-from vllm_gac.compression.measured import (
-    Measured,
-    covariances_of,
-    metrics_of,
-    to_measure,
-)
+from vllm_gac.compression.measured import Measured, needed_by, to_measure
 from vllm_gac.compression.methods.registry import METHODS, methods_fault, methods_of
 from vllm_gac.compression.passes import measure_statistics
 from vllm_gac.compression.statistics_file import FORMAT
@@ -71,8 +66,7 @@ class StatsSpec:
     def to_plan(cls, layout: ModelLayout, methods: Sequence[str]) -> "StatsSpec":
         """What plans of `methods` need, and compression by them, of a dense model of `layout`."""
         group = max((method.value_group(layout) for method in methods_of(methods)), default=1)
-        used = to_measure(layout, methods, group)
-        return cls(methods, covariances_of(used), metrics_of(used), group)
+        return cls(methods, *needed_by(to_measure(layout, methods, group)), group)
 
     def metadata(self, tokens: torch.Tensor, held: torch.Tensor) -> dict[str, str]:
         """What a statistics file says of itself, of texts [sequences, length] as token ids."""

@@ -15,6 +15,7 @@ from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.compression.devices import prepare_device
+from vllm_gac.compression.statistics_file import open_statistics
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.options import record_of
 from vllm_gac.planning.plan_file import Plan, planned_layout, read_plan
@@ -146,20 +147,21 @@ def compress(
                 MAX_TRIES,
                 inputs.plan.deployment(),
             )
-        stats, calibrated_on = inputs.stats, None
+        statistics, calibrated_on = inputs.stats, None
         if inputs.calibration:
-            stats, calibrated_on = run.work / "stats.safetensors", described(calibration)
-            if not stats.exists():
+            path, calibrated_on = run.work / "stats.safetensors", described(calibration)
+            if not path.exists():
                 read = request.max_tokens, request.sequence_length
                 texts = inputs.calibration
-                write_statistics(checkpoint, texts, stats, inputs.kept, *read, device, progress)
+                write_statistics(checkpoint, texts, path, inputs.kept, *read, device, progress)
+            statistics = open_statistics(path, checkpoint)
 
         def write(plan: Plan, directory: Path) -> None:
             write_compressed(
                 checkpoint,
                 plan,
                 directory,
-                stats=stats,
+                stats=statistics,
                 device=device,
                 progress=progress,
                 calibrated_on=calibrated_on,
@@ -176,16 +178,14 @@ def compress(
 
         chosen, reached = inputs.plan, None
         if isinstance(chosen, PlanRequest):
-            assert stats is not None  # given, or measured above
+            assert statistics is not None  # given, or measured above
             if inputs.measures_loss:
-                chosen, reached = search_max_loss(
-                    checkpoint, chosen, stats, run.work, write, measure
-                )
+                chosen, reached = search_max_loss(chosen, statistics, run.work, write, measure)
             else:
-                chosen = measured_plan(checkpoint, stats, chosen)
+                chosen = measured_plan(statistics, chosen)
         if reached is None:
             write(chosen, run.model)
-        measured = measure_model(run.model, checkpoint, stats, device, progress)
+        measured = measure_model(run.model, statistics, device, progress)
     layout = planned_layout(checkpoint, chosen)
     return Compressed(checkpoint.layout, layout, chosen, measured, reached)
 

@@ -10,8 +10,9 @@ from vllm_gac import demo
 from vllm_gac.checkpoint.engine_files import refuse_unserved
 from vllm_gac.checkpoint.open import Checkpoint, dtype_warning, open_dense
 from vllm_gac.checkpoint.writer import auxiliary_files, fingerprint, size_and_time
-from vllm_gac.compression.measured import covariances_of, making, metrics_of
-from vllm_gac.compression.statistics_file import check_stats
+from vllm_gac.compression.measured import needed_by
+from vllm_gac.compression.methods.registry import making
+from vllm_gac.compression.statistics_file import Statistics, open_statistics
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.options import options_of, record_of
@@ -43,7 +44,7 @@ class CompressInputs:
     checkpoint: Checkpoint
     plan: Plan | PlanRequest
     kept: StatsSpec
-    stats: Path | None
+    stats: Statistics | None
     calibration: list[Path]
     held_out: list[Path]
     measures_loss: bool
@@ -87,17 +88,18 @@ class CompressInputs:
         for text, digest in zip(measured_on, sums["held_out"], strict=True):
             if digest in sums["calibration"]:
                 raise CheckpointError(f"{text}: is calibrated on; give --held-out other text")
+        statistics = None if stats is None else _statistics(stats, checkpoint, layout)
         record = {
             "model": fingerprint(checkpoint),
             "plan": plan.model_dump(mode="json") if isinstance(plan, Plan) else record_of(plan),
-            "stats": stats and _stats_record(stats, checkpoint, layout),
+            "stats": statistics and _stats_record(statistics),
             **sums,
         }
         return cls(
             checkpoint,
             plan,
             _kept(plan, checkpoint.layout, layout),
-            stats if shrinks else None,
+            statistics if shrinks else None,
             texts,
             measured_on,
             bool(measured_on) or score is not None,
@@ -140,14 +142,20 @@ def _kept(plan: Plan | PlanRequest, dense: ModelLayout, layout: ModelLayout | No
         return StatsSpec.to_plan(dense, plan.methods)
     # Heads: the same sums as in a run that plans here itself, and so the same bytes.
     group = StatsSpec.to_plan(dense, plan.methods).value_group
-    used = making(dense, layout)
-    return StatsSpec((), covariances_of(used), metrics_of(used), group)
+    return StatsSpec((), *needed_by(making(dense, layout)), group)
 
 
-def _stats_record(path: Path, checkpoint: Checkpoint, layout: ModelLayout | None) -> dict[str, Any]:
-    """What identifies statistics. Raises GacError unless they suffice for the `layout`, if any."""
-    measured = check_stats(path, checkpoint.layout, checkpoint.identity, layout)
-    return {**measured.metadata, "file": size_and_time(path)}
+def _statistics(path: Path, checkpoint: Checkpoint, layout: ModelLayout | None) -> Statistics:
+    """Open statistics. Raises GacError unless they suffice for the `layout`, if any."""
+    statistics = open_statistics(path, checkpoint)
+    if layout is not None:
+        statistics.check_target(layout)
+    return statistics
+
+
+def _stats_record(statistics: Statistics) -> dict[str, Any]:
+    """What identifies statistics."""
+    return {**statistics.measured.metadata, "file": size_and_time(statistics.path)}
 
 
 def _held_out(

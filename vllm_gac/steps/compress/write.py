@@ -13,11 +13,11 @@ from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.layer_shards import read_layer_for, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.quantized.formats import KEYS
-from vllm_gac.compression.measured import Measured, shrink_covariances
+from vllm_gac.compression.measured import shrink_covariances
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.registry import compress_layer
 from vllm_gac.compression.reference_model import reference
-from vllm_gac.compression.statistics_file import check_stats, read_layer_stats, read_tokens
+from vllm_gac.compression.statistics_file import Statistics
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE
@@ -37,7 +37,7 @@ def write_compressed(
     plan: Plan,
     directory: Path,
     *,
-    stats: Path | None,
+    stats: Statistics | None,
     device: str,
     progress: bool,
     calibrated_on: str | None,
@@ -50,26 +50,24 @@ def write_compressed(
     change is copied as it is.
     """
     dense, layout = checkpoint.layout, planned_layout(checkpoint, plan)
-    measured: Measured | None = None
     if stats:
-        measured = check_stats(stats, dense, checkpoint.identity, layout)
-        tokens = read_tokens(stats, measured, dense, checkpoint.config.max_position_embeddings)
+        stats.check_target(layout)
+        tokens = stats.tokens()
     inv_freq = inverse_frequencies(checkpoint.config.rope, dense.head_dim).to(device)
 
     def make_layer(index: int) -> Mapping[str, torch.Tensor]:
         weights = read_layer_for(device, dense, read, index)
-        if stats is None or measured is None:
+        if stats is None:
             if layout.layers[index] == dense.layers[index]:
                 return weights
             raise PlanError(f"layers.{index}: to shrink it, statistics are needed")
         if layout.layers[index] == dense.layers[index]:
             refitting.unchanged(index, weights)
             return weights
-        layer_stats = read_layer_stats(stats, measured, index, device)
         layer = MeasuredLayer(
             dense,
             {name: tensor.to(device) for name, tensor in weights.items()},
-            shrink_covariances(layer_stats, measured.tokens),
+            shrink_covariances(stats.layer(index, device), stats.measured.tokens),
             inv_freq,
         )
         smaller = _stored(layout, index, weights, compress_layer(layer, layout.layers[index]))
@@ -94,6 +92,7 @@ def write_compressed(
         logger.info("%s", note)
     write_json(directory / "plan.json", plan.model_dump(mode="json"))
     config = _config(checkpoint, plan, layout, is_refitted=stats is not None)
+    measured = stats.measured if stats else None
     card = compressed_card(checkpoint, plan, layout, measured, calibrated_on, note)
     write_files(checkpoint.directory, directory, config, card)
 

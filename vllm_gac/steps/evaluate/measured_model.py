@@ -4,11 +4,11 @@ import logging
 from pathlib import Path
 
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
-from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.compression.measured import HELD
 from vllm_gac.compression.reference_model import batches
-from vllm_gac.compression.statistics_file import check_stats, read_tokens
+from vllm_gac.compression.statistics_file import Statistics
 from vllm_gac.steps.evaluate.compare import compared
 from vllm_gac.steps.measurement import Measurement
 
@@ -20,14 +20,13 @@ _MUCH = 1.05
 
 
 def measure_model(
-    directory: Path, dense: Checkpoint, stats: Path | None, device: str, progress: bool
+    directory: Path, stats: Statistics | None, device: str, progress: bool
 ) -> Measurement | None:
     """Compare the compressed model in `directory` with the dense one, and write it down there.
 
     Args:
         directory: The model, whose config.json and card say then what was measured.
-        dense: The dense model.
-        stats: The statistics that it was made with; None: nothing was shrunk.
+        stats: The dense model's, which it was made with; None: nothing was shrunk.
         device: The torch device to compute on.
         progress: Whether to show a progress bar on stderr.
 
@@ -36,17 +35,16 @@ def measure_model(
     """
     if stats is None:
         return None
-    measured = check_stats(stats, dense.layout, dense.identity)
-    if not measured.held_tokens:
+    if not stats.measured.held_tokens:
         logger.warning(
             "%s: no text was set aside, so that the model's loss is not measured; calibrate again, "
             "or use 'vllm-gac evaluate --against'",
-            stats,
+            stats.path,
         )
         return None
-    longest = dense.config.max_position_embeddings
-    held = read_tokens(stats, measured, dense.layout, longest, HELD).long()
-    comparison = compared(open_checkpoint(directory), dense, [*batches(held)], {}, device, progress)
+    tokens = [*batches(stats.tokens(HELD).long())]
+    model = open_checkpoint(directory)
+    comparison = compared(model, stats.model, tokens, {}, device, progress)
     if comparison.ratio > _MUCH:
         logger.warning(
             "the perplexity is %.1f %% higher than the dense model's. Tasks lose far more than "

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import write_json
-from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.writer import write_index
+from vllm_gac.compression.statistics_file import Statistics
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.planning.plan_file import Plan, read_plan
 from vllm_gac.planning.planner import measured_plan
@@ -46,9 +47,8 @@ _TRIES = "tries.json"
 
 
 def search_max_loss(
-    checkpoint: Checkpoint,
     request: PlanRequest,
-    stats: Path,
+    stats: Statistics,
     workspace: Path,
     write: Callable[[Plan, Path], object],
     measure: Callable[[Path], Found],
@@ -61,10 +61,10 @@ def search_max_loss(
     """
     assert request.max_loss is not None
     max_loss = math.log1p(request.max_loss)
-    tries, problems = _measured_before(workspace), Problems(checkpoint)
+    tries, problems = _measured_before(workspace), Problems(stats.model)
     while (allowed := next_expected(max_loss, tries)) is not None:
         share = min(math.expm1(allowed), 0.99)
-        plan = measured_plan(checkpoint, stats, replace(request, max_loss=share), problems)
+        plan = measured_plan(stats, replace(request, max_loss=share), problems)
         layers = plan.model_dump(mode="json")["layers"]
         if any(layers == before.layers for before in tries):
             break  # the allowed loss is between those of two plans that follow one another
@@ -90,7 +90,7 @@ def search_max_loss(
         remove_temporaries(directory)  # of a run that was killed here
         record(directory, request.max_loss, best, tries)
         directory.rename(model)
-    plan = read_plan(model / "plan.json", checkpoint)
+    plan = read_plan(model / "plan.json", stats.model)
     return plan, as_recorded(request.max_loss, best, tries)
 
 
