@@ -2,7 +2,7 @@
 
 `python -m tools.vllm_contract DIRECTORY` reads the folder `vllm` in it, and compares it with the
 installed release: what mypy says of our sources with the one and not with the other, and what
-`behaviours.py` lists. Exits with 1 if there is anything to say. It also names the engine options
+`behaviours.yaml` lists. Exits with 1 if there is anything to say. It also names the engine options
 that the installed release does not have.
 """
 

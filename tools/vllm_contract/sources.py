@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tools.vllm_contract.behaviours import BEHAVIOURS, OVERRIDDEN, Behaviour
+import yaml
+
 from vllm_gac.serving.config.kv_transfer import SEEN_TO_WORK
 
+_RELIED_ON = yaml.safe_load(Path(__file__).with_name("behaviours.yaml").read_text())
+_OF_CUDA_BUILDS = "vllm.vllm_flash_attn.cute."
 _CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.factory"
 # Modules and environment variables of vLLM that a string of ours names, but not its logger.
 _NAMED = re.compile(r'"(?!vllm\.gac")(vllm(?:\.\w+)+|VLLM_[A-Z0-9_]+)"')
@@ -73,32 +76,35 @@ def changes(release: Release, installed: Release, ours: Path) -> Iterator[str]:
             source = release.text(place)
             if source is None or text not in source:
                 yield f"there is no {name} ({file.name})"
-    for behaviour in BEHAVIOURS:
-        if behaviour.of_cuda_builds and release.text(behaviour.module) is None:
+    for module, names in _RELIED_ON["says"].items():
+        if module.startswith(_OF_CUDA_BUILDS) and release.text(module) is None:
             continue
-        if fault := _fault(release, behaviour):
-            where = f"{behaviour.module}.{behaviour.name}"
-            yield f"{where} {fault}: check that {behaviour.why}"
-    for (module, cls), attributes in OVERRIDDEN.items():
+        for name, says in names.items():
+            for why, quotes in says.items():
+                if fault := _fault(release.find(module, name), quotes):
+                    yield f"{module}.{name} {fault}: check that {why}"
+    for replaced, attributes in _RELIED_ON["overridden"].items():
+        module, _, cls = replaced.rpartition(".")
         for attribute in attributes.split():
             if release.find(module, f"{cls}.{attribute}") is None:
-                yield f"{module}.{cls} has no {attribute}, which ours replaces or sets"
+                yield f"{replaced} has no {attribute}, which ours replaces or sets"
         wanted = (x.abstract_methods(module, cls) for x in (release, installed))
         for method in sorted(set.difference(*wanted)):
-            yield f"{module}.{cls} wants a method {method}, which ours may lack"
+            yield f"{replaced} wants a method {method}, which ours may lack"
     for name in SEEN_TO_WORK:
         if f'"{name}"' not in (release.text(_CONNECTORS) or ""):
             yield f"{_CONNECTORS} has no connector {name}, which we allow"
 
 
-def _fault(release: Release, behaviour: Behaviour) -> str | None:
-    node = release.find(behaviour.module, behaviour.name)
+def _fault(node: ast.AST | None, quotes: str | list[str]) -> str | None:
+    """What is wrong with a definition, which must say one of some quotes."""
     if node is None:
         return "is not there"
     source = _without_spaces(ast.unparse(node))
-    if any(_without_spaces(quote) in source for quote in behaviour.quotes):
+    quotes = [quotes] if isinstance(quotes, str) else quotes
+    if any(_without_spaces(quote) in source for quote in quotes):
         return None
-    return "does not say " + " or ".join(f"`{quote}`" for quote in behaviour.quotes)
+    return "does not say " + " or ".join(f"`{quote}`" for quote in quotes)
 
 
 _parsed = cache(ast.parse)
