@@ -58,7 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("pack", help="a GGUF file in parts: OUT/0/part, OUT/1/part, ...")
     verb.add_argument("file", type=Path)
     verb.add_argument("out", type=Path, help="the new directory")
-    verb.add_argument("--bytes", type=int, default=50_000_000, help="of a part, at most")
     verb.set_defaults(run=_pack)
     verb = verbs.add_parser("join", help="the GGUF file of parts")
     verb.add_argument("parts", type=Path)
@@ -73,7 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("model", type=Path)
     verb.add_argument("texts", type=Path)
     verb.add_argument("--prompts", type=int, default=6000)
-    verb.add_argument("--max-tokens", type=int, default=600, help="of an answer")
     _add_problems(verb)
     verb.set_defaults(run=_answers)
     verb = verbs.add_parser("measure", help="compress and measure rows")
@@ -84,7 +82,6 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--rows", nargs="+", default=["*"], help=f"patterns of {'; '.join(ROWS)}")
     verb.add_argument("--precisions", nargs="*", default=["bf16", "fp8"])
     verb.add_argument("--max-tokens", type=int, default=65_536, help="of each text; 0: none")
-    verb.add_argument("--count", type=int, default=164, help="of HumanEval's problems")
     verb.add_argument("--samples", type=int, default=0, help="answers to each, at temperature .2")
     verb.add_argument("--windows", type=int, default=50, help="that engines are checked on")
     verb.add_argument("--heal-seconds", type=float, default=600, help="that healing may take")
@@ -99,11 +96,6 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("model", type=Path)
     verb.add_argument("out", type=Path, help="lines are appended to OUT/speed.jsonl")
     verb.add_argument("--rows", nargs="+", required=True, metavar="ROW[=DIR]")
-    verb.add_argument("--precisions", nargs="+", default=["fp8"])
-    verb.add_argument("--sequences", nargs="+", type=int, default=[1, 64, 256, 512])
-    verb.add_argument("--prompt", type=int, default=2048, help="tokens")
-    verb.add_argument("--output", type=int, default=128, help="tokens")
-    verb.add_argument("--memory", type=float, default=0.9)
     add_commit(verb)
     verb.set_defaults(run=_speed)
     verb = verbs.add_parser("forms", help="forms of the cache, narrower MLPs, each layer")
@@ -145,7 +137,7 @@ def _convert(options: argparse.Namespace) -> None:
 def _pack(options: argparse.Namespace) -> None:
     from benchmarks.real_models.parts import pack
 
-    print(f"{pack(options.file, options.out, options.bytes)} parts")
+    print(f"{pack(options.file, options.out)} parts")
 
 
 def _join(options: argparse.Namespace) -> None:
@@ -163,13 +155,7 @@ def _texts(options: argparse.Namespace) -> None:
 def _answers(options: argparse.Namespace) -> None:
     from benchmarks.real_models.answers import write_answers
 
-    write_answers(
-        options.model,
-        options.texts,
-        options.problems / PROBLEMS_FILE,
-        count=options.prompts,
-        max_tokens=options.max_tokens,
-    )
+    write_answers(options.model, options.texts, options.problems / PROBLEMS_FILE, options.prompts)
 
 
 def _measure(options: argparse.Namespace) -> None:
@@ -193,7 +179,6 @@ def _measure(options: argparse.Namespace) -> None:
         out=options.out,
         precisions=options.precisions,
         max_tokens=options.max_tokens,
-        count=options.count,
         samples=options.samples,
         windows=options.windows,
         keep=options.keep,
@@ -205,16 +190,8 @@ def _speed(options: argparse.Namespace) -> None:
     from benchmarks.real_models.speed import measure_speed
 
     rows = [row.partition("=") for row in options.rows]
-    measure_speed(
-        [(name, Path(directory) if directory else options.model) for name, _, directory in rows],
-        options.out,
-        sequences=options.sequences,
-        prompt=options.prompt,
-        output=options.output,
-        precisions=options.precisions,
-        memory=options.memory,
-        commit=options.commit,
-    )
+    models = [(name, Path(path) if path else options.model) for name, _, path in rows]
+    measure_speed(models, options.out, options.commit)
 
 
 def _forms(options: argparse.Namespace) -> None:

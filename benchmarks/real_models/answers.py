@@ -13,11 +13,12 @@ from vllm_gac.steps.generate.request import GenerateRequest
 from vllm_gac.texts.rows import rows
 
 _KINDS = ("code", "prose")
+_MAX_TOKENS = 600  # of an answer
 # Of all prompts.
 _SHARES = {"calibration": 0.2, "healing": 0.65, "held-out": 0.15}
 
 
-def write_answers(model: Path, texts: Path, problems: Path, *, count: int, max_tokens: int) -> None:
+def write_answers(model: Path, texts: Path, problems: Path, count: int) -> None:
     """Write `texts`/answers-SPLIT.jsonl.gz and answers.json, which says what they cost.
 
     `vllm-gac generate` writes them. The prompts of each split come from its own packages. Answers
@@ -28,7 +29,6 @@ def write_answers(model: Path, texts: Path, problems: Path, *, count: int, max_t
         texts: What `write_texts` wrote.
         problems: HumanEval.jsonl.gz.
         count: Prompts.
-        max_tokens: Of an answer.
     """
     split_of: dict[str, str] = {}
     for split, share in _SHARES.items():
@@ -36,7 +36,9 @@ def write_answers(model: Path, texts: Path, problems: Path, *, count: int, max_t
         split_of = dict.fromkeys(prompts(code, prose, int(share * count)), split) | split_of
     asked, answered = texts / "prompts.jsonl", texts / "answers.jsonl"
     asked.write_text("".join(json.dumps({"text": prompt}) + "\n" for prompt in split_of))
-    written = generate(model, answered, GenerateRequest(max_new_tokens=max_tokens), prompts=[asked])
+    written = generate(
+        model, answered, GenerateRequest(max_new_tokens=_MAX_TOKENS), prompts=[asked]
+    )
     overlap, records = Overlap(problems), {split: list[dict[str, Any]]() for split in SPLITS}
     for _, row in rows(answered):
         prompt, answer = (message["content"] for message in row["messages"])

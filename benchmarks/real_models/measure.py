@@ -43,7 +43,6 @@ class Measuring:
         out: The directory of rows.jsonl and completions.jsonl.
         precisions: That models are served in, of PRECISIONS.
         max_tokens: Of each text. 0: only what is served is measured.
-        count: How many problems of HumanEval.
         samples: Sampled answers to each of them, beside the greedy one.
         windows: How many windows of answers the engine is checked on; 0 for none.
         keep: Whether models stay in `making.work`.
@@ -56,7 +55,6 @@ class Measuring:
     out: Path
     precisions: Sequence[str] = ("bf16", "fp8")
     max_tokens: int = 65_536
-    count: int = 164
     samples: int = 0
     windows: int = 50
     keep: bool = False
@@ -101,7 +99,7 @@ class Measuring:
 
     def _served(self, name: str, directory: Path, precision: str) -> dict[str, Any]:
         """HumanEval, and log probabilities, by one engine."""
-        problems = read_problems(self.problems)[: self.count]
+        problems = read_problems(self.problems)
         how = Serving(
             compressed=ROWS[name].compressed,
             precision=precision,

@@ -5,58 +5,34 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from benchmarks.real_models.gguf_model import unneeded_bytes
 from vllm_gac.errors import GacError
 
+PART_BYTES = 50_000_000
 _ABOUT, _BLOCK = "parts.json", 1 << 22
 
 
-class _Parts:
-    """A file to write to that goes on in the next part whenever one is full."""
-
-    def __init__(self, out: Path, size: int) -> None:
-        self._out, self._size, self._left = out, size, 0
-        self._file: IO[bytes] | None = None
-        self.count = 0
-
-    def write(self, data: bytes) -> int:
-        view = memoryview(data)
-        while view:
-            if not self._left:
-                self.close()
-                part = self._out / str(self.count) / "part"
-                part.parent.mkdir(parents=True)
-                self._file, self._left, self.count = part.open("wb"), self._size, self.count + 1
-            assert self._file is not None
-            written = self._file.write(view[: self._left])
-            self._left -= written
-            view = view[written:]
-        return len(data)
-
-    def flush(self) -> None:
-        """What gzip asks of a file."""
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
-def pack(file: Path, out: Path, size: int) -> int:
-    """Write `file` to `out`/0/part, `out`/1/part and so on, each of at most `size` bytes.
+def pack(file: Path, out: Path) -> int:
+    """Write `file` to `out`/0/part, `out`/1/part and so on, each of at most PART_BYTES.
 
     What `convert` does not read is zeros there. Returns the number of parts.
     """
-    digest, parts = hashlib.sha256(), _Parts(out, size)
-    with gzip.GzipFile("", "wb", 1, parts, mtime=0) as packed:  # type: ignore[arg-type]
+    out.mkdir(parents=True)
+    whole, digest, count = out / "whole.gz", hashlib.sha256(), 0
+    with gzip.open(whole, "wb", 1) as packed:
         for block in _without_unneeded(file):
             digest.update(block)
             packed.write(block)
-    parts.close()
-    about = {"parts": parts.count, "sha256": digest.hexdigest()}
+    with whole.open("rb") as stream:
+        while part := stream.read(PART_BYTES):
+            (out / str(count)).mkdir()
+            (out / str(count) / "part").write_bytes(part)
+            count += 1
+    whole.unlink()
+    about = {"parts": count, "sha256": digest.hexdigest()}
     (out / "0" / _ABOUT).write_text(json.dumps(about) + "\n")
-    return parts.count
+    return count
 
 
 def join(parts: Path, file: Path) -> None:

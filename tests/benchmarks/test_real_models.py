@@ -203,7 +203,7 @@ def test_answers_go_to_the_split_of_their_prompt_without_problems(
         code = "".join(f'def {split[:4]}{i}():\n    """{"About it. " * 9}"""\n' for i in range(20))
         texts.write_records(tmp_path / f"code-{split}.jsonl.gz", [{"text": code}])
         texts.write_records(tmp_path / f"prose-{split}.jsonl.gz", [])
-    answers.write_answers(tmp_path, tmp_path, problems, count=20, max_tokens=9)
+    answers.write_answers(tmp_path, tmp_path, problems, 20)
     about = json.loads((tmp_path / "answers.json").read_text())
     assert [about[split] for split in ("rows", *texts.SPLITS)] == [20, 4, 13, 2]
     assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == []
@@ -235,7 +235,8 @@ def test_parts_make_the_file_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     content = os.urandom(1 << 20)
     file.write_bytes(content)
     monkeypatch.setattr(parts, "unneeded_bytes", lambda file: (1000, 500_000))
-    assert main(["pack", f"{file}", f"{tmp_path / 'parts'}", "--bytes", "200000"]) == 0
+    monkeypatch.setattr(parts, "PART_BYTES", 200_000)
+    assert main(["pack", f"{file}", f"{tmp_path / 'parts'}"]) == 0
     sizes = [path.stat().st_size for path in (tmp_path / "parts").glob("*/part")]
     assert max(sizes) <= 200_000
     assert sum(sizes) < 600_000  # zeros take no room
