@@ -14,6 +14,8 @@ from benchmarks.common.engine_process import Engine, EngineError
 from tests.support.waiting import PATIENCE, wait_until_gone
 
 VLLM = """
+__version__ = "0.32.0"
+
 class LLM:
     def __init__(self, **options):
         if "refused" in options:
