@@ -33,13 +33,6 @@ def batch_seconds(
     """Seconds of one batch of random prompts, and of its decoding alone.
 
     The engine must run with disable_log_stats=False: requests then record when tokens came.
-    """
-    outputs, seconds = _generate(llm, prompts, length, output, seed)
-    return {"seconds": seconds, "decode_seconds": _decode_seconds(outputs)}
-
-
-def _generate(llm: Any, prompts: int, length: int, output: int, seed: object) -> tuple[Any, float]:
-    """Answer random prompts.
 
     Args:
         llm: The engine.
@@ -47,9 +40,6 @@ def _generate(llm: Any, prompts: int, length: int, output: int, seed: object) ->
         length: Tokens of each prompt.
         output: Tokens of each answer.
         seed: Another seed makes other prompts, so that no prefix is cached.
-
-    Returns:
-        vLLM's outputs, and the seconds from the first prompt to the last answer.
 
     Raises:
         RuntimeError: An answer is missing or has another length.
@@ -67,14 +57,7 @@ def _generate(llm: Any, prompts: int, length: int, output: int, seed: object) ->
     seconds = time.perf_counter() - start
     if [len(one.outputs[0].token_ids) for one in outputs] != [output] * prompts:
         raise RuntimeError(f"{prompts} prompts: answers of another length than {output}")
-    return outputs, seconds
-
-
-def _decode_seconds(outputs: Any) -> float:
-    """Seconds from the last request's first token to the last token of all.
-
-    Every step in this time decodes.
-    """
-    stats = [output.metrics for output in outputs]
-    last = max(request.last_token_ts for request in stats)
-    return float(last - max(request.first_token_ts for request in stats))
+    # From the last request's first token to the last token of all, every step decodes.
+    stats = [one.metrics for one in outputs]
+    decode_seconds = max(s.last_token_ts for s in stats) - max(s.first_token_ts for s in stats)
+    return {"seconds": seconds, "decode_seconds": float(decode_seconds)}

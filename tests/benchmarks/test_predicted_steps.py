@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engines.whole_model.models import SHAPES, Batch, model
+from benchmarks.engines.whole_model.models import BATCHES, Batch, model
 from benchmarks.engines.whole_model.predicted import (
     Step,
     predict,
@@ -26,7 +26,6 @@ from vllm_gac.gpu.latency.layer import (
 from vllm_gac.gpu.profile import Types
 from vllm_gac.gpu.profile_files import read_profile
 
-LLAMA = SHAPES["llama3-8b"]
 ALONE, PREFILL = Batch(1, 128, 256, runs=2), Batch(16, 2048, 1)
 PROFILE = read_profile("h200")
 
@@ -43,13 +42,13 @@ def test_steps_are_read_from_rows() -> None:
         row("dense fp8+int4_per_token_head", "1x128->256"),
         {"cell": "dense bf16+bf16", "startup_seconds": 50},
     ]
-    plain, fp8, latent = predict(rows, LLAMA, PROFILE)
+    plain, fp8, latent = predict(rows, PROFILE)
     assert (plain.microseconds, latent.microseconds) == pytest.approx((2000, 50_000))
     assert 0.5 < fp8.predicted / plain.predicted < 0.9
 
 
 def test_a_step_is_its_layers_with_the_head() -> None:
-    dense, ours = (model(name, LLAMA.dense).layout for name in ("dense", "heads-96-64"))
+    dense, ours = (model(name).layout for name in ("dense", "heads-96-64"))
     time = step_microseconds(dense, ours, ALONE, PROFILE)
     mix = BatchMix(1, 128 + 128, prefill_weight=0)
     there = Deployment(PROFILE, mix)
@@ -72,7 +71,7 @@ def test_the_dense_model_on_our_attention_gains_what_was_measured() -> None:
     """Whole batches, prefill included, of the committed page; never more than that."""
     page = json.loads((FOLDER / "models_fp8_h200.json").read_text())
     measured = {row[0]: row[2:] for row in page["rows"]}
-    layout, types = model("dense", LLAMA.dense).layout, Types("fp8", "fp8")
+    layout, types = model("dense").layout, Types("fp8", "fp8")
 
     def seconds(batch: Batch, served: ServedBy) -> float:
         steps = [(replace(batch, output=1), batch.prompts), (batch, batch.output - 1)]
@@ -86,6 +85,6 @@ def test_the_dense_model_on_our_attention_gains_what_was_measured() -> None:
         page["columns"][2:], measured["dense fp8+fp8"], measured["dense-own-attention fp8+fp8"],
         strict=True,
     ):  # fmt: skip
-        batch = next(batch for batch in LLAMA.batches if name.startswith(batch.name))
+        batch = next(batch for batch in BATCHES if name.startswith(batch.name))
         predicted = seconds(batch, AS_DENSE) / seconds(batch, DENSE_WITH_GAC)
         assert -0.05 < predicted - times[0] / times[1] < 0.001, name

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,13 @@ from benchmarks.common.engine_process import EngineError
 from benchmarks.common.json_lines import lines_of
 from benchmarks.engines.whole_model import serve
 from benchmarks.engines.whole_model.cells import CELLS, Cell, chosen
-from benchmarks.engines.whole_model.models import SHAPES, model
+from benchmarks.engines.whole_model.models import BATCHES, model
 from benchmarks.engines.whole_model.report import result_of
-
-TINY = SHAPES["tiny"]
-LLAMA = SHAPES["llama3-8b"].dense
 
 
 @pytest.mark.parametrize("name", sorted({cell.model for cell in CELLS}))
 def test_every_cell_has_a_model(name: str) -> None:
-    dense = model("dense", TINY.dense).layout
-    layout = model(name, TINY.dense).layout
+    dense, layout = model("dense").layout, model(name).layout
     assert layout.parameters <= dense.parameters
     assert layout.kv_elements <= dense.kv_elements
 
@@ -67,7 +62,7 @@ class FakeEngine:
 
 def rows_of(out: Path, cells: Sequence[Cell]) -> list[dict[str, Any]]:
     FakeEngine.started = []
-    serve.serve_all(cells, out, TINY, partial(model, dense=TINY.dense))
+    serve.serve_all(cells, out)
     return lines_of(out / serve.ROWS)
 
 
@@ -83,16 +78,16 @@ def test_a_failure_stops_nothing_and_only_what_is_missing_is_served_again(
     rows = rows_of(tmp_path, cells)
     (started,) = FakeEngine.started
     assert (started["attention_backend"], started["kv_cache_dtype"]) == ("GAC", "fp8")
-    assert len([row for row in rows if "batch" in row]) == len(cells) * len(TINY.batches)
+    assert len([row for row in rows if "batch" in row]) == len(cells) * len(BATCHES)
 
-    (tmp_path / "run.json").write_text('{"shape": "tiny", "commit": "c", "date": "2026-01-01"}')
+    (tmp_path / "run.json").write_text('{"commit": "c", "date": "2026-01-01"}')
     written = result_of(tmp_path)
     assert [row[0] for row in written.rows] == [cells[0].name, cells[1].name, cells[2].name]
-    assert written.rows[0][1:] == (10, 0.5, 0.5)
-    assert written.ratio(written.rows[2], "2x64->1, s") == 1.0
+    assert written.rows[0][1:] == (10, *[0.5] * len(BATCHES))
+    assert written.ratio(written.rows[2], "16x2048->1, s") == 1.0
 
 
 def test_a_result_of_nothing_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"shape": "tiny", "commit": "c", "date": "2026-01-01"}')
+    (tmp_path / "run.json").write_text('{"commit": "c", "date": "2026-01-01"}')
     with pytest.raises(SystemExit, match="nothing is timed yet"):
         result_of(tmp_path)

@@ -1,7 +1,6 @@
 """Serves the cells that have no rows yet, or writes the result of the rows."""
 
 import argparse
-import functools
 import json
 import signal
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 from benchmarks.common.page import add_commit, documented, source
 from benchmarks.engines import whole_model
 from benchmarks.engines.whole_model.cells import chosen
-from benchmarks.engines.whole_model.models import SHAPES, model
 from benchmarks.engines.whole_model.report import result_of
 from benchmarks.engines.whole_model.serve import serve_all
 
@@ -21,7 +19,6 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     run_parser = verbs.add_parser("run", help="serve the cells that have no rows yet")
     run_parser.add_argument("out", type=Path, help="directory of rows.jsonl")
-    run_parser.add_argument("--shape", choices=SHAPES, default="llama3-8b")
     run_parser.add_argument("--cells", help="names, separated by commas (all)")
     add_commit(run_parser)
     report_parser = verbs.add_parser("report", help="write the result of the rows")
@@ -39,10 +36,8 @@ def _run(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     about = args.out / "run.json"
     if not about.exists():
-        about.write_text(json.dumps({"shape": args.shape, **source(args.commit)}) + "\n")
-    shape = SHAPES[args.shape]
-    make = functools.cache(functools.partial(model, dense=shape.dense))
-    serve_all(chosen(args.cells), args.out, shape, make)
+        about.write_text(json.dumps(source(args.commit)) + "\n")
+    serve_all(chosen(args.cells), args.out)
 
 
 if __name__ == "__main__":

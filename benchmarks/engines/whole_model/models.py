@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -40,43 +40,14 @@ class Batch:
         return self.output == 1
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A dense model's config, the batches to time, and more arguments of LLM(...)."""
-
-    dense: dict[str, Any]
-    batches: tuple[Batch, ...]
-    engine: dict[str, Any] = field(default_factory=dict)
-
-
-SHAPES = {
-    "llama3-8b": Shape(
-        DENSE,
-        (
-            Batch(16, 2048, 1),
-            Batch(1, 128, 256, runs=2),
-            Batch(64, 128, 256, runs=2),
-            Batch(128, 2048, 256, runs=1),
-            Batch(256, 2048, 128, runs=1),
-        ),
-    ),
-    "tiny": Shape(
-        DENSE
-        | {
-            "hidden_size": 256,
-            "intermediate_size": 448,
-            "num_hidden_layers": 8,
-            "num_attention_heads": 16,
-            "head_dim": 64,
-            "vocab_size": 1024,
-            "max_position_embeddings": 512,
-        },
-        (Batch(2, 64, 1), Batch(3, 16, 8)),
-        {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 26},
-    ),
-}
-# The dims below are for Llama-3-8B; other shapes scale them.
-_HEAD_DIM, _WIDTH, _NARROW = 128, 14336, 11520
+BATCHES = (
+    Batch(16, 2048, 1),
+    Batch(1, 128, 256, runs=2),
+    Batch(64, 128, 256, runs=2),
+    Batch(128, 2048, 256, runs=1),
+    Batch(256, 2048, 128, runs=1),
+)
+_NARROW = 11520  # the width of narrower MLPs
 # Head sizes of PaLU's Llama-3-8B at a ratio of 0.8, by table 7 of "When Smaller Is Slower".
 _PALU_SIZES = (114, 117, 121, 125)
 _HALF_CACHE = PlanRequest(param_ratio=0.8, kv_ratio=0.5, gpu="h200")
@@ -109,57 +80,56 @@ class Model:
         (directory / "config.json").write_text(json.dumps(self.config, indent=1) + "\n")
 
 
-def model(name: str, dense: dict[str, Any]) -> Model:
+@cache
+def model(name: str) -> Model:
     """The model of this name; a plan takes seconds.
 
     Raises:
         KeyError: There is no such model.
     """
-    section = partial(_section, dense)
-    count = dense["num_hidden_layers"]
-    heads = dense["num_key_value_heads"]
+    count, heads = DENSE["num_hidden_layers"], DENSE["num_key_value_heads"]
 
     def of(what: str, layers: Layers, **options: Any) -> Model:
-        return Model(what, compressed(dense, list(layers)), {"weights": "dummy", **options})
+        return Model(what, compressed(DENSE, list(layers)), {"weights": "dummy", **options})
 
     def palu() -> Layers:
         sizes = (_PALU_SIZES[i % len(_PALU_SIZES)] for i in range(count))
-        return [section("rotary", heads, size, heads, size, _WIDTH) for size in sizes]
+        width = DENSE["intermediate_size"]
+        return [_section("rotary", heads, size, heads, size, width) for size in sizes]
 
     if name == "dense":
-        return Model("as it was", dense)
+        return Model("as it was", DENSE)
     if name == "dense-own-attention":
         what = "as it was, with our decode kernel"
-        return Model(what, dense, engine={"attention_backend": "GAC"})
+        return Model(what, DENSE, engine={"attention_backend": "GAC"})
     if name == "heads-96-64":
         what = f"MLP width {_NARROW}, {heads} heads of (96, 64)"
-        return of(what, [section("rotary", heads, 96, heads, 64)] * count)
+        return of(what, [_section("rotary", heads, 96, heads, 64)] * count)
     if name == "latent-64":
         what = f"MLP width {_NARROW}, {heads} latents of 64, {heads // 2} value heads of 128"
-        return of(what, [section("latent", heads, 64, heads // 2, 128)] * count)
+        return of(what, [_section("latent", heads, 64, heads // 2, 128)] * count)
     if name == "palu-heads":
         return of("heads of 114 to 126, whole MLPs, served unpadded", palu(), align="none")
     if name == "palu-heads-repaired":
         return of("the same, padded while loading", palu())
     if name == "planned":
         what = "the planner's dims for 80 % of the parameters and half the cache"
-        return of(what, _planned(dense, _HALF_CACHE))
+        return of(what, _planned(_HALF_CACHE))
     if name == "planned-fp8":
         what = "the same, for 64 requests of 1,250 tokens in FP8 with an FP8 cache"
-        return of(what, _planned(dense, _HALF_CACHE_FP8))
+        return of(what, _planned(_HALF_CACHE_FP8))
     raise KeyError(name)
 
 
-def _planned(dense: dict[str, Any], request: PlanRequest) -> Layers:
+def _planned(request: PlanRequest) -> Layers:
     with tempfile.TemporaryDirectory() as folder:
         # A plan names the config that it is for. Dims are all that it needs beside.
-        (Path(folder) / "config.json").write_text(json.dumps(dense))
-        plan = prior_plan(without_weights(Path(folder), dense), request)
+        (Path(folder) / "config.json").write_text(json.dumps(DENSE))
+        plan = prior_plan(without_weights(Path(folder), DENSE), request)
     return [layer.model_dump(mode="json") for layer in plan.layers]
 
 
 def _section(
-    dense: dict[str, Any],
     form: KeyForm,
     key_heads: int,
     key_size: int,
@@ -167,14 +137,11 @@ def _section(
     value_size: int,
     width: int = _NARROW,
 ) -> dict[str, Any]:
-    head_dim = dense["head_dim"]
-    size = key_size * head_dim // _HEAD_DIM
-    size += size % 2  # RoPE rotates pairs
-    own = (key_heads, size) == (dense["num_key_value_heads"], head_dim)
+    key_size += key_size % 2  # RoPE rotates pairs
     return {
-        "key": {"form": form, "heads": key_heads, "size": size},
-        "value": {"heads": value_heads, "size": value_size * head_dim // _HEAD_DIM},
-        "intermediate_size": width * dense["intermediate_size"] // _WIDTH,
+        "key": {"form": form, "heads": key_heads, "size": key_size},
+        "value": {"heads": value_heads, "size": value_size},
+        "intermediate_size": width,
         # Keys that lost pairs have rotation frequencies of their own.
-        "rope_table": not is_latent(form) and not own,
+        "rope_table": not is_latent(form),
     }

@@ -7,7 +7,6 @@ of a profile was fitted to these engines. A decode step is predicted at the cont
 the answers.
 """
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from benchmarks.common.json_lines import lines_of
 from benchmarks.common.page import add_commit, documented, source
 from benchmarks.common.result import RANDOM_WEIGHTS, Cell, Result, command_of, on_machine
 from benchmarks.engines.whole_model.cells import BF16, DENSE, FOUR_BITS, FP8, OWN_ATTENTION
-from benchmarks.engines.whole_model.models import SHAPES, Batch, Shape, model
+from benchmarks.engines.whole_model.models import BATCHES, Batch, model
 from benchmarks.engines.whole_model.serve import ROWS
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds
 from vllm_gac.gpu.latency.layer import COMPRESSED, DENSE_WITH_GAC, BatchMix, Deployment, ServedBy
@@ -63,8 +62,7 @@ def main() -> None:
     add_commit(parser)
     args = parser.parse_args()
     rows = lines_of(args.runs / ROWS)
-    shape = SHAPES[json.loads((args.runs / "run.json").read_text())["shape"]]
-    steps = predict(rows, shape, read_profile(args.profile))
+    steps = predict(rows, read_profile(args.profile))
     if not steps:
         raise SystemExit(f"{args.runs / ROWS}: nothing is timed yet")
     about = {"command": command_of("benchmarks.engines.whole_model.predicted")}
@@ -72,10 +70,10 @@ def main() -> None:
     result_of(steps, about | source(args.commit) | on_machine(started)).write(args.out)
 
 
-def predict(rows: Sequence[Mapping[str, Any]], shape: Shape, profile: GpuProfile) -> list[Step]:
+def predict(rows: Sequence[Mapping[str, Any]], profile: GpuProfile) -> list[Step]:
     """The steps of a run's rows, but of caches that plans do not know."""
-    batches = {batch.name: batch for batch in shape.batches}
-    dense = model(DENSE, shape.dense).layout
+    batches = {batch.name: batch for batch in BATCHES}
+    dense = model(DENSE).layout
     layouts: dict[str, ModelLayout] = {}
     steps = []
     for row in rows:
@@ -84,7 +82,7 @@ def predict(rows: Sequence[Mapping[str, Any]], shape: Shape, profile: GpuProfile
         if "batch" not in row or cache in FOUR_BITS:
             continue
         if name not in layouts:
-            layouts[name] = model(name, shape.dense).layout
+            layouts[name] = model(name).layout
         batch = batches[row["batch"]]
         seconds = statistics.median(row["seconds" if batch.is_prefill else "decode_seconds"])
         count = batch.prompts if batch.is_prefill else batch.output - 1

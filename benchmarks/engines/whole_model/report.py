@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.common.json_lines import lines_of
 from benchmarks.common.result import RANDOM_WEIGHTS, Better, Cell, Chart, Result, on_machine
 from benchmarks.engines.whole_model.cells import CELLS
-from benchmarks.engines.whole_model.models import SHAPES
+from benchmarks.engines.whole_model.models import BATCHES
 from benchmarks.engines.whole_model.serve import ROWS
 
 MODULE = "benchmarks.engines.whole_model"
@@ -24,7 +24,7 @@ def result_of(runs: Path) -> Result:
     """
     rows = lines_of(runs / ROWS)
     facts = json.loads((runs / "run.json").read_text())
-    batches = [batch.name for batch in SHAPES[facts["shape"]].batches]
+    batches = [batch.name for batch in BATCHES]
     starts = {row["cell"]: row for row in rows if "startup_seconds" in row}
     seconds = {
         (row["cell"], row["batch"]): float(f"{statistics.median(row['seconds']):.4g}")
@@ -47,7 +47,7 @@ def result_of(runs: Path) -> Result:
     compared |= dict.fromkeys(columns, "less")
     names = ",".join(cell.name for cell in served)
     return Result(
-        title=f"Models of {facts['shape']}'s shape in vLLM",
+        title="Models of Llama-3-8B's shape in vLLM",
         question="How fast is each model, and how many tokens does its cache hold?",
         answer=_answer(table),
         command=f"python -m {MODULE} run OUT --cells {shlex.quote(names)}",

@@ -1,7 +1,7 @@
 """Serves the cells, one engine after the other, and appends what is timed to rows.jsonl."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,30 +9,25 @@ from benchmarks.common.engine_process import Engine, EngineError
 from benchmarks.common.engine_questions import batch_seconds, facts
 from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_line
 from benchmarks.engines.whole_model.cells import Cell
-from benchmarks.engines.whole_model.models import Batch, Model, Shape
+from benchmarks.engines.whole_model.models import BATCHES, Batch, Model, model
 
 ROWS = "rows.jsonl"
 # Seconds after which an answer counts as hanging.
 _LONGEST = 300
 
 
-def missing(cell: Cell, batches: Sequence[Batch], rows: Sequence[Mapping[str, Any]]) -> list[Batch]:
-    """The batches of a cell that have no row yet."""
-    done = {(row["cell"], row["batch"]) for row in rows if "batch" in row}
-    return [batch for batch in batches if (cell.name, batch.name) not in done]
-
-
-def serve_all(cells: Sequence[Cell], out: Path, shape: Shape, make: Callable[[str], Model]) -> None:
+def serve_all(cells: Sequence[Cell], out: Path) -> None:
     """Serve what has no row in `out` yet. An engine that fails is a row, too, and stops nothing."""
     path = out / ROWS
     without_a_cut_line(path)
     for cell in cells:
-        batches = missing(cell, shape.batches, lines_of(path))
+        done = [row.get("batch") for row in lines_of(path) if row["cell"] == cell.name]
+        batches = [batch for batch in BATCHES if batch.name not in done]
         if not batches:
             continue
         append = functools.partial(_append, path, cell.name)
         try:
-            _serve(cell, batches, make(cell.model), out, shape, append)
+            _serve(cell, batches, model(cell.model), out, append)
         except EngineError as error:
             append(error=str(error)[:500])
 
@@ -42,7 +37,6 @@ def _serve(
     batches: Sequence[Batch],
     model: Model,
     out: Path,
-    shape: Shape,
     append: Callable[..., None],
 ) -> None:
     """Start the engine, then time each batch."""
@@ -51,7 +45,7 @@ def _serve(
     log = cell.name.replace(" ", "-").replace("+", "-")
     engine = Engine(cell.name, out / "logs" / f"{log}.log")
     try:
-        engine.start(**_arguments(cell, model, directory, shape))
+        engine.start(**_arguments(cell, model, directory))
         ask = functools.partial(engine.ask, seconds=_LONGEST)
         about = ask(facts)
         append(
@@ -78,7 +72,7 @@ def _times(ask: Callable[..., Any], batch: Batch, seed: int) -> dict[str, float]
     return times
 
 
-def _arguments(cell: Cell, model: Model, directory: Path, shape: Shape) -> dict[str, Any]:
+def _arguments(cell: Cell, model: Model, directory: Path) -> dict[str, Any]:
     """Arguments of LLM(...): vLLM's defaults, except what the measurements need."""
     weights: dict[str, Any] = {"load_format": "dummy"}
     if model.options is not None:
@@ -91,7 +85,6 @@ def _arguments(cell: Cell, model: Model, directory: Path, shape: Shape) -> dict[
         **weights,
         **cell.options,
         **model.engine,
-        **shape.engine,
     }
 
 
