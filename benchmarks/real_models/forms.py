@@ -40,6 +40,7 @@ from vllm_gac.planning.plan_file import planned_layout
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.evaluate.perplexity import window_batches
+from vllm_gac.texts.tokenizer import ModelTokenizer
 
 _LENGTH = 512
 # Of what one part keeps of its half of the cache, and of what all parts keep of all of it.
@@ -108,8 +109,9 @@ def measure_forms(
         "answer": "",
     }
     length = min(_LENGTH, checkpoint.config.max_position_embeddings)
+    tokenizer = ModelTokenizer(model)
     tokens = {
-        text: window_batches(model, [path], length=length, max_tokens=max_tokens)[0]
+        text: window_batches(tokenizer, [path], length=length, max_tokens=max_tokens)[0]
         for text, path in texts.items()
     }
     held = statistics.tokens(HELD).long()

@@ -24,6 +24,7 @@ from benchmarks.real_models.overlap import read_problems
 from benchmarks.real_models.rows import OWN_ATTENTION, ROWS
 from vllm_gac.steps.evaluate.compare import Baseline
 from vllm_gac.steps.evaluate.perplexity import window_batches
+from vllm_gac.texts.tokenizer import ModelTokenizer
 
 TEXTS = ("code", "prose", "answers")
 _LENGTH, _ANSWER_TOKENS, _SEQUENCES = 1024, 700, 512
@@ -151,7 +152,9 @@ class Measuring:
         """The first windows of answers, [length] each, that engines are checked on."""
         text = [self.texts / "answers-held-out.jsonl.gz"]
         wanted = self.windows * _LENGTH
-        batches, _ = window_batches(directory, text, length=_LENGTH, max_tokens=wanted)
+        batches, _ = window_batches(
+            ModelTokenizer(directory), text, length=_LENGTH, max_tokens=wanted
+        )
         return [window for batch in batches for window in batch]
 
     def _recorded(

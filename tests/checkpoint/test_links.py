@@ -15,6 +15,7 @@ from vllm_gac.checkpoint.writer import auxiliary_files, write_index
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_source
 from vllm_gac.texts.token_text import windows
+from vllm_gac.texts.tokenizer import ModelTokenizer
 
 Read = Callable[[Path], object]
 
@@ -22,11 +23,13 @@ Read = Callable[[Path], object]
 def chat(model: Path) -> object:
     path = model.parent / "chat.jsonl"
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "words"}]}))
-    return windows(model, [path], length=4, max_tokens=None)
+    return windows(ModelTokenizer(model), [path], length=4, max_tokens=None)
 
 
 def text(model: Path) -> object:
-    return windows(model, [write_text(model.parent / "t.txt")], length=64, max_tokens=None)
+    return windows(
+        ModelTokenizer(model), [write_text(model.parent / "t.txt")], length=64, max_tokens=None
+    )
 
 
 def base_of_a_file(model: Path) -> object:

@@ -74,7 +74,9 @@ def test_one_document_cannot_be_split(documents: list[Document]) -> None:
 def test_no_window_has_tokens_of_both_sides(model: Path) -> None:
     path = lines(model / "a.jsonl", *("a" * 90 if i % 8 == 4 else "b" * 90 for i in range(64)))
     for texts in ([path], [demo.CALIBRATION]):
-        fit, held = split_sequences(model, texts, length=50, fit_tokens=4000, held_tokens=400)
+        fit, held = split_sequences(
+            ModelTokenizer(model), texts, length=50, fit_tokens=4000, held_tokens=400
+        )
         assert (fit.shape, held.shape) == ((80, 50), (8, 50))
         if texts == [path]:
             assert len(fit.unique()) == len(held.unique()) == 1

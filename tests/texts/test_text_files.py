@@ -92,8 +92,9 @@ def test_tables_need_the_extra(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
+    (path := tmp_path / "train.parquet").touch()
     with pytest.raises(CheckpointError, match=r"pip install 'vllm-gac\[datasets\]'"):
-        texts(model, tmp_path / "train.parquet")
+        texts(model, path)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])

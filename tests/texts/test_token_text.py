@@ -35,7 +35,7 @@ def test_threads_give_the_tokens_of_all_blocks_in_order(model: Path) -> None:
     library.post_processor = TemplateProcessing(single="A $A", special_tokens=[("A", 32)])
     library.save(str(file))
     text = write_text(model / "text", 700_000)
-    ((_, tokens),) = windows(model, [text], length=1 << 20, max_tokens=None)
+    ((_, tokens),) = windows(ModelTokenizer(model), [text], length=1 << 20, max_tokens=None)
     wanted: list[int] = []
     for number, block in enumerate(blocks(ModelTokenizer(model), text, None)):
         wanted += library.encode(block.text, add_special_tokens=number == 0).ids
@@ -54,9 +54,9 @@ def test_few_tokens_need_few_blocks(model: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(token_text, "blocks", counted)
     text = write_text(model / "text", 1_000_000)
-    ((_, (everything,)),) = windows(model, [text], length=1 << 20, max_tokens=None)
+    ((_, (everything,)),) = windows(ModelTokenizer(model), [text], length=1 << 20, max_tokens=None)
     for tokens, most in ((100, 1), (everything.numel() // 4, 2 * math.ceil(taken / 4))):
-        windows(model, [text], length=100, max_tokens=tokens)
+        windows(ModelTokenizer(model), [text], length=100, max_tokens=tokens)
         assert taken <= most
 
 
@@ -75,7 +75,7 @@ def test_tokens_are_taken_of_every_text_alike(
 ) -> None:
     sizes = {"a": 950, "b": 40, "c": 300}
     texts = [written(model / name, name, size) for name, size in sizes.items()]
-    by_text = windows(model, texts, length=100, max_tokens=max_tokens)
+    by_text = windows(ModelTokenizer(model), texts, length=100, max_tokens=max_tokens)
     assert [each.text for each in by_text] == list(map(str, texts))
     assert [[tuple(part.shape) for part in each.windows] for each in by_text] == shapes
     for each in by_text:
@@ -88,9 +88,11 @@ def test_calibration_is_spread_over_the_first_part_of_each_text(
     path = model / "a.txt"
     path.write_text("a" * 4000 + "b" * 4000)
     monkeypatch.setattr(token_text, "_MIN_CHARACTERS", 4000 - 256 * 8)
-    first = calibration_sequences(model, [path], length=2, max_tokens=8)
+    first = calibration_sequences(ModelTokenizer(model), [path], length=2, max_tokens=8)
     assert len(first.unique()) == 1
-    whole = calibration_sequences(model, [path], length=2, max_tokens=8, characters=1 << 20)
+    whole = calibration_sequences(
+        ModelTokenizer(model), [path], length=2, max_tokens=8, characters=1 << 20
+    )
     assert len(whole.unique()) > 1
 
 
@@ -102,19 +104,19 @@ def test_one_token_cannot_be_predicted(
     length: int, tokens: int | None, named: str, model: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=named):
-        windows(model, [model / "text"], length=length, max_tokens=tokens)
+        windows(ModelTokenizer(model), [model / "text"], length=length, max_tokens=tokens)
 
 
 def test_texts_without_tokens_are_refused(model: Path) -> None:
     with pytest.raises(CheckpointError, match=str(model / "none")):
-        windows(model, [model / "none"], length=8, max_tokens=None)
+        windows(ModelTokenizer(model), [model / "none"], length=8, max_tokens=None)
     empty = written(model / "empty", "", 0)
     with pytest.raises(CheckpointError, match=str(empty)):
-        windows(model, [empty], length=8, max_tokens=None)
+        windows(ModelTokenizer(model), [empty], length=8, max_tokens=None)
     with pytest.raises(CheckpointError, match="--max-tokens 0"):
-        calibration_sequences(model, [empty], length=8, max_tokens=0)
+        calibration_sequences(ModelTokenizer(model), [empty], length=8, max_tokens=0)
     with pytest.raises(CheckpointError, match=r"text\.txt"):
-        windows(model, "text.txt", length=8, max_tokens=None)
+        windows(ModelTokenizer(model), "text.txt", length=8, max_tokens=None)
 
 
 @pytest.mark.parametrize("by", ["tokenizer", "template"])
@@ -133,7 +135,7 @@ def test_calibration_sequences_begin_as_prompts_do(by: str, model: Path) -> None
         (model / "tokenizer_config.json").write_text(json.dumps(template))
     library.save(str(file))
     text = write_text(model / "text", 950)
-    sequences = calibration_sequences(model, [text], length=100, max_tokens=10_000)
+    sequences = calibration_sequences(ModelTokenizer(model), [text], length=100, max_tokens=10_000)
     assert (sequences[:, 0] == first).all()
     body = sequences[:, 1:].flatten().tolist()
     assert body == library.encode(text.read_text(), add_special_tokens=False).ids[: len(body)]

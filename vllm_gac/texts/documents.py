@@ -10,9 +10,7 @@ from pathlib import Path
 import torch
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.texts.hub_texts import local_texts
-from vllm_gac.texts.rows import has_rows
-from vllm_gac.texts.text_files import Document, plain_text, row_documents
+from vllm_gac.texts.text_files import Document, documents_of
 from vllm_gac.texts.token_text import (
     enough_characters,
     evenly_spread,
@@ -23,28 +21,24 @@ from vllm_gac.texts.tokenizer import ModelTokenizer
 
 # One document in so many is set aside.
 _HELD_SHARE = 8
-# Characters of a piece of a .txt file: it ends at the first blank line after so many, or at the
-# first line after so many more.
-_PIECE, _MAX_PIECE = 2000, 8000
 
 
 def read_documents(
-    tokenizer: ModelTokenizer, texts: Sequence[str | Path], characters: int | None = None
+    tokenizer: ModelTokenizer, texts: Sequence[Path], characters: int | None = None
 ) -> Iterator[Document]:
     """The documents of `texts`, in their order.
 
     Args:
         tokenizer: The model's, whose chat template makes text of conversations.
-        texts: Text files, and data sets on the Hub. A .txt file is split at form feeds, and at
-            blank lines into pieces of 2,000 characters or more.
+        texts: From `local_texts`.
         characters: Of each file, documents are read until they have so many. None: all.
 
     Raises:
         CheckpointError: A file cannot be read as text.
     """
-    for path in local_texts(texts):
+    for path in texts:
         count = 0
-        for document in row_documents(tokenizer, path) if has_rows(path) else _pieces(path):
+        for document in documents_of(tokenizer, path):
             if characters is not None and count >= characters:
                 break
             count += len(document.text)
@@ -99,14 +93,19 @@ def pack_documents(
 
 
 def split_sequences(
-    model: Path, texts: Sequence[str | Path], *, length: int, fit_tokens: int, held_tokens: int
+    tokenizer: ModelTokenizer,
+    texts: Sequence[Path],
+    *,
+    length: int,
+    fit_tokens: int,
+    held_tokens: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids [count, length] to fit on, and [count, length] to measure on.
 
     No document is on both sides. Each side has at most so many tokens, and at least one window.
 
     Args:
-        model: The directory of the tokenizer.
+        tokenizer: The model's.
         texts: As of `read_documents`.
         length: Tokens of one window.
         fit_tokens: How many tokens to fit on.
@@ -115,26 +114,9 @@ def split_sequences(
     Raises:
         CheckpointError: The texts are too short, or cannot be read.
     """
-    tokenizer = ModelTokenizer(model)
     wanted = max(fit_tokens, _HELD_SHARE * held_tokens)
     fit, held = split_documents(read_documents(tokenizer, texts, enough_characters(wanted)))
     return (
         pack_documents(tokenizer, fit, length=length, max_tokens=fit_tokens),
         pack_documents(tokenizer, held, length=length, max_tokens=held_tokens),
     )
-
-
-def _pieces(path: Path) -> Iterator[Document]:
-    with plain_text(path) as file:
-        number, piece, begin = 1, "", 1
-        while line := file.readline(_MAX_PIECE):
-            if piece and line.startswith("\f"):
-                yield Document(f"{path}:{begin}", piece, begin == 1)
-                piece, begin = "", number
-            piece += line
-            number += line.endswith("\n")
-            if len(piece) >= (_PIECE if line.isspace() else _MAX_PIECE):
-                yield Document(f"{path}:{begin}", piece, begin == 1)
-                piece, begin = "", number
-        if piece:
-            yield Document(f"{path}:{begin}", piece, begin == 1)

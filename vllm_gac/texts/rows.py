@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,9 +34,12 @@ def rows(text: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         CheckpointError: The file, or a line of it, cannot be read, or `datasets` is not installed.
         HubError: The data set cannot be had.
     """
-    if is_data_set(text) or text.name.lower().endswith(_TABLES):
-        return _table_rows(text)
-    return _json_lines(text)
+    if is_data_set(text):
+        yield from _data_set_rows(text)
+        return
+    with open_untrusted(text) as file:
+        is_table = text.name.lower().endswith(_TABLES)
+        yield from _table_rows(text) if is_table else _json_lines(text, file)
 
 
 def has_messages(text: Path) -> bool:
@@ -45,17 +48,15 @@ def has_messages(text: Path) -> bool:
     return row.get("messages") is not None
 
 
-def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with open_untrusted(path) as file:
-        lines: io.BufferedReader = file
-        if path.suffix.lower() == ".gz":  # GzipFile's own lines are slow
-            lines = io.BufferedReader(cast(Any, gzip.GzipFile(fileobj=file)))
-        try:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield f"{path}:{number}", _parsed(line, f"{path}:{number}")
-        except (EOFError, zlib.error) as e:  # of a broken .gz file
-            raise CheckpointError(f"{path}: cannot be read ({e})") from e
+def _json_lines(path: Path, file: io.BufferedReader) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if path.suffix.lower() == ".gz":  # GzipFile's own lines are slow
+        file = io.BufferedReader(cast(Any, gzip.GzipFile(fileobj=file)))
+    try:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"{path}:{number}", _parsed(line, f"{path}:{number}")
+    except (EOFError, zlib.error) as e:  # of a broken .gz file
+        raise CheckpointError(f"{path}: cannot be read ({e})") from e
 
 
 def _parsed(line: bytes, where: str) -> Mapping[str, Any]:
@@ -68,8 +69,26 @@ def _parsed(line: bytes, where: str) -> Mapping[str, Any]:
     return row
 
 
-def _table_rows(text: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    name = as_given(text)
+def _table_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    load_dataset = _load_dataset(str(path))
+    try:
+        yield from _read(str(path), load_dataset("parquet", data_files=str(path), streaming=True))
+    except GacError:
+        raise
+    except Exception as e:  # what datasets and pyarrow raise has no common base
+        raise CheckpointError(f"{path}: cannot be read ({type(e).__name__}: {e})") from e
+
+
+def _data_set_rows(text: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    name, of = as_given(text), data_set(text)
+    load_dataset = _load_dataset(name)
+    inside = {"data_files" if Path(of.path).suffix else "data_dir": of.path} if of.path else {}
+    with hub_faults(of.name, "data set", of.revision, f"{name}:"):
+        splits = load_dataset(of.name, revision=of.revision, streaming=True, **inside)
+        yield from _read(name, splits)
+
+
+def _load_dataset(name: str) -> Callable[..., Any]:
     try:
         import datasets
     except ModuleNotFoundError as e:
@@ -77,25 +96,7 @@ def _table_rows(text: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             f"{name}: is read by the package datasets, which is not installed: "
             "pip install 'vllm-gac[datasets]', or give text or .jsonl"
         ) from e
-    if is_data_set(text):
-        of = data_set(text)
-        inside = {"data_files" if Path(of.path).suffix else "data_dir": of.path} if of.path else {}
-        with hub_faults(of.name, "data set", of.revision, f"{name}:"):
-            splits = datasets.load_dataset(
-                of.name, revision=of.revision, streaming=True, **cast(Any, inside)
-            )
-            yield from _read(name, splits)
-        return
-    with open_untrusted(text):
-        pass
-    try:
-        yield from _read(
-            name, datasets.load_dataset("parquet", data_files=str(text), streaming=True)
-        )
-    except GacError:
-        raise
-    except Exception as e:  # what datasets and pyarrow raise has no common base
-        raise CheckpointError(f"{name}: cannot be read ({type(e).__name__}: {e})") from e
+    return cast(Callable[..., Any], datasets.load_dataset)
 
 
 def _read(name: str, splits: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 # Characters of one block. Some tokenizers take quadratic time on one long string.
 _BLOCK = 1 << 16
+# Characters of a piece of a .txt file: it ends at the first blank line after so many, or at the
+# first line after so many more.
+_PIECE, _MAX_PIECE = 2000, 8000
 # Suffixes of data set files that are not plain text.
 _NOT_TEXT = (".json", ".arrow", ".gz", ".zst", ".zip", ".bz2", ".xz", ".pdf", ".docx")
 
@@ -62,7 +65,7 @@ def blocks(tokenizer: ModelTokenizer, path: Path, characters: int | None) -> Ite
         yield from _plain(path, characters)
         return
     left = characters
-    for document in row_documents(tokenizer, path):
+    for document in _row_documents(tokenizer, path):
         for block in document.blocks():
             if left is not None and left <= 0:
                 return
@@ -70,7 +73,16 @@ def blocks(tokenizer: ModelTokenizer, path: Path, characters: int | None) -> Ite
             left = None if left is None else left - len(block.text)
 
 
-def row_documents(tokenizer: ModelTokenizer, path: Path) -> Iterator[Document]:
+def documents_of(tokenizer: ModelTokenizer, path: Path) -> Iterator[Document]:
+    """The documents of a text: its rows, or pieces of plain text.
+
+    Plain text is split at form feeds, and at blank lines into pieces of 2,000 characters or more.
+    Raises CheckpointError naming the file that cannot be read as text, and its line or row.
+    """
+    return _row_documents(tokenizer, path) if has_rows(path) else _pieces(path)
+
+
+def _row_documents(tokenizer: ModelTokenizer, path: Path) -> Iterator[Document]:
     """The rows of `path` that have text. Raises CheckpointError naming the line or row."""
     for where, row in rows(path):
         if isinstance(row.get("text"), str):
@@ -91,6 +103,22 @@ def row_documents(tokenizer: ModelTokenizer, path: Path) -> Iterator[Document]:
             raise CheckpointError(f"{where}: has half of a character, {text[e.start]!a}") from e
         if text:
             yield Document(where, text, begins)
+
+
+def _pieces(path: Path) -> Iterator[Document]:
+    with plain_text(path) as file:
+        number, piece, begin = 1, "", 1
+        while line := file.readline(_MAX_PIECE):
+            if piece and line.startswith("\f"):
+                yield Document(f"{path}:{begin}", piece, begin == 1)
+                piece, begin = "", number
+            piece += line
+            number += line.endswith("\n")
+            if len(piece) >= (_PIECE if line.isspace() else _MAX_PIECE):
+                yield Document(f"{path}:{begin}", piece, begin == 1)
+                piece, begin = "", number
+        if piece:
+            yield Document(f"{path}:{begin}", piece, begin == 1)
 
 
 @contextmanager

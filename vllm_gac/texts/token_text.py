@@ -1,4 +1,4 @@
-"""Texts as sequences of tokens, by the tokenizer in a model directory."""
+"""Texts as sequences of tokens, by a model's tokenizer."""
 
 import logging
 import os
@@ -39,8 +39,8 @@ class TextWindows(NamedTuple):
 
 
 def calibration_sequences(
-    model: Path,
-    texts: Sequence[str | Path],
+    tokenizer: ModelTokenizer,
+    texts: Sequence[Path],
     *,
     length: int,
     max_tokens: int,
@@ -49,8 +49,8 @@ def calibration_sequences(
     """Token ids [count, length], count * length <= `max_tokens`, spread evenly over `texts`.
 
     Args:
-        model: The directory of the tokenizer.
-        texts: The text files.
+        tokenizer: The model's.
+        texts: From `local_texts`.
         length: Tokens of one sequence.
         max_tokens: How many tokens to take at most.
         characters: How many characters of each text are read. None: at most 16 million, and fewer
@@ -63,10 +63,9 @@ def calibration_sequences(
         raise CheckpointError(f"--max-tokens {max_tokens}: must be at least 1")
     if characters is None:
         characters = enough_characters(max_tokens)
-    tokenizer = ModelTokenizer(model)
     parts = [
         window
-        for path in local_texts(texts)
+        for path in texts
         for window in split_windows(tokenizer, _encode(tokenizer, path, characters), length)
         if len(window) == length
     ]
@@ -89,15 +88,19 @@ def enough_characters(tokens: int) -> int:
 
 
 def windows(
-    model: Path, texts: Sequence[str | Path], *, length: int, max_tokens: int | None
+    tokenizer: ModelTokenizer,
+    texts: Sequence[str | Path],
+    *,
+    length: int,
+    max_tokens: int | None,
 ) -> list[TextWindows]:
     """Split each of `texts` into windows that do not overlap.
 
     They begin anywhere in the text, as in transformers' perplexity, which is to be comparable.
 
     Args:
-        model: The directory of the tokenizer.
-        texts: The texts.
+        tokenizer: The model's.
+        texts: Text files, and data sets on the Hub.
         length: Tokens of one window.
         max_tokens: How many tokens to take at most: as many of each text, and of a text that has
             fewer all of them. None: all.
@@ -110,7 +113,7 @@ def windows(
             raise CheckpointError(
                 f"{flag} {tokens}: each token is predicted from those before it; give 2 or more"
             )
-    paths, tokenizer = local_texts(texts), ModelTokenizer(model)
+    paths = local_texts(texts)
     ids = [_encode(tokenizer, path, None, max_tokens) for path in paths]
     counts = [len(of) for of in ids]
     by_text = []
@@ -142,11 +145,6 @@ def split_windows(tokenizer: ModelTokenizer, ids: torch.Tensor, length: int) -> 
         windows.append(taken if begun else torch.cat([ids.new_tensor([first]), taken]))
         at += len(taken)
     return windows or [ids]
-
-
-def vocabulary(model: Path) -> dict[str, int]:
-    """The id of every token of the tokenizer in a model directory."""
-    return ModelTokenizer(model).vocabulary()
 
 
 def token_ids(tokenizer: ModelTokenizer, source: Iterable[Block]) -> list[torch.Tensor]:

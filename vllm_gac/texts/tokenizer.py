@@ -59,8 +59,9 @@ class ModelTokenizer:
     """
 
     def __init__(self, model: Path) -> None:
-        self._model, self._tokenizer = model, _loaded(model)
-        if fault := _fault(model, self._tokenizer):
+        self._model = model
+        self._tokenizer, fault = _loaded(model)
+        if fault is not None:
             _warn_once(fault)
 
     def ids(self, text: str, *, begins: bool) -> torch.Tensor:
@@ -202,9 +203,8 @@ def _bounded_time() -> Iterator[None]:
 
 def has_template(model: Path) -> bool:
     """Whether a model directory has a chat template, by its files alone."""
-    path = model / "tokenizer_config.json"
-    said = read_json(path) if path.is_file() else {}
-    return (model / "chat_template.jinja").is_file() or said.get("chat_template") is not None
+    template = _read(model / "tokenizer_config.json").get("chat_template")
+    return (model / "chat_template.jinja").is_file() or template is not None
 
 
 def tokenizer_fault(model: Path) -> str | None:
@@ -217,12 +217,14 @@ def tokenizer_fault(model: Path) -> str | None:
     Raises:
         CheckpointError: There is no tokenizer, or transformers cannot make it.
     """
-    return _fault(model, _loaded(model))
+    _, fault = _loaded(model)
+    return fault
 
 
 def sample_ids(model: Path) -> list[int]:
     """The ids that vLLM gives a text of many kinds of tokens; equal ones show equal tokenizers."""
-    return _ids(_loaded(model), _SAMPLE, begins=True)
+    tokenizer, _ = _loaded(model)
+    return _ids(tokenizer, _SAMPLE, begins=True)
 
 
 def keep_tokens(source: Path, directory: Path) -> None:
@@ -246,8 +248,7 @@ def keep_tokens(source: Path, directory: Path) -> None:
     if sample_ids(directory) == expected:
         return
     path = directory / "tokenizer_config.json"
-    said = read_json(path) if path.exists() else {}
-    write_json(path, said | {"tokenizer_class": PLAIN[0]})
+    write_json(path, _read(path) | {"tokenizer_class": PLAIN[0]})
     if sample_ids(directory) != expected:
         raise CheckpointError(
             f"{source / 'tokenizer_config.json'}: gives tokens that no tokenizer_class gives in "
@@ -255,32 +256,8 @@ def keep_tokens(source: Path, directory: Path) -> None:
         )
 
 
-@functools.lru_cache(maxsize=4)
-def _fault(model: Path, tokenizer: Any) -> str | None:
-    from tokenizers import Tokenizer
-
-    with faults_named(model, _UNUSABLE):
-        written = Tokenizer.from_file(str(model / "tokenizer.json"))
-        written.no_truncation()
-        written.no_padding()
-        expected = written.encode(_SAMPLE, add_special_tokens=False).ids
-        encoded = _ids(tokenizer, _SAMPLE, begins=False)
-    if encoded == expected:
-        return None
-    pairs = enumerate(zip(encoded, expected, strict=False))
-    at = next((i for i, (one, other) in pairs if one != other), 0)
-    theirs, ours = (
-        tokenizer.convert_ids_to_tokens(ids[at : at + 4]) for ids in (encoded, expected)
-    )
-    return (
-        f"{model / 'tokenizer_config.json'}: transformers, hence vLLM, makes other tokens of text "
-        f"than tokenizer.json: {sanitize(theirs)}, not {sanitize(ours)}; if the model was trained "
-        'with those of tokenizer.json, write "tokenizer_class": "PreTrainedTokenizerFast"'
-    )
-
-
-def _loaded(model: Path) -> Any:
-    """transformers' tokenizer of a model directory."""
+def _loaded(model: Path) -> tuple[Any, str | None]:
+    """transformers' tokenizer of a model directory, and its `tokenizer_fault`."""
     for name in _FILES:
         if os.path.lexists(model / name):
             refuse_escape(model, model / name)
@@ -294,12 +271,9 @@ def _loaded(model: Path) -> Any:
 
 
 @functools.lru_cache(maxsize=4)
-def _made(model: Path, *_versions: tuple[int, int] | None) -> Any:
+def _made(model: Path, *_versions: tuple[int, int] | None) -> tuple[Any, str | None]:
     """The same; of a large vocabulary it takes seconds, and a verb asks for it several times."""
-    config, said = (
-        read_json(path) if (path := model / name).is_file() else {}
-        for name in ("config.json", "tokenizer_config.json")
-    )
+    config, said = (_read(model / name) for name in ("config.json", "tokenizer_config.json"))
     plain = said.get("tokenizer_class") in PLAIN and config.get("model_type") not in NOT_PLAIN
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     with faults_named(model, _UNUSABLE):
@@ -316,7 +290,34 @@ def _made(model: Path, *_versions: tuple[int, int] | None) -> Any:
             made = AutoTokenizer.from_pretrained(str(model), mistral_format=False, **options)
         made.backend_tokenizer.no_truncation()
         made.backend_tokenizer.no_padding()
-        return made
+        return made, _fault(model, made)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _fault(model: Path, tokenizer: Any) -> str | None:
+    """A sentence if `tokenizer` makes other tokens of text than tokenizer.json says."""
+    from tokenizers import Tokenizer
+
+    written = Tokenizer.from_file(str(model / "tokenizer.json"))
+    written.no_truncation()
+    written.no_padding()
+    expected = written.encode(_SAMPLE, add_special_tokens=False).ids
+    encoded = _ids(tokenizer, _SAMPLE, begins=False)
+    if encoded == expected:
+        return None
+    pairs = enumerate(zip(encoded, expected, strict=False))
+    at = next((i for i, (one, other) in pairs if one != other), 0)
+    theirs, ours = (
+        tokenizer.convert_ids_to_tokens(ids[at : at + 4]) for ids in (encoded, expected)
+    )
+    return (
+        f"{model / 'tokenizer_config.json'}: transformers, hence vLLM, makes other tokens of text "
+        f"than tokenizer.json: {sanitize(theirs)}, not {sanitize(ours)}; if the model was trained "
+        'with those of tokenizer.json, write "tokenizer_class": "PreTrainedTokenizerFast"'
+    )
 
 
 def _ids(tokenizer: Any, text: str, begins: bool) -> list[int]:

@@ -18,6 +18,7 @@ from vllm_gac.cli import main
 from vllm_gac.steps.evaluate import compare
 from vllm_gac.steps.evaluate.ratio import ratio
 from vllm_gac.texts import token_text
+from vllm_gac.texts.tokenizer import ModelTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,9 @@ def test_divergence_and_agreement_are_those_of_the_logits(models: Path, tmp_path
     change_tensors(near / "model.safetensors", add_noise)
     text = {"sequence_length": 40, "max_tokens": 400}
     comparison = vllm_gac.compare(near, models / "a", [models / "text"], **text)
-    ((_, (tokens,)),) = token_text.windows(near, [models / "text"], length=40, max_tokens=400)
+    ((_, (tokens,)),) = token_text.windows(
+        ModelTokenizer(near), [models / "text"], length=40, max_tokens=400
+    )
     predicted = (logits_of(of, tokens)[:, :-1].double() for of in (near, models / "a"))
     mine, dense = (each.log_softmax(-1) for each in predicted)
     divergence = (dense.exp() * (dense - mine)).sum(-1).mean()

@@ -14,6 +14,7 @@ from vllm_gac.steps.compress.compress import compress
 from vllm_gac.steps.evaluate.perplexity import evaluate
 from vllm_gac.steps.verify import verify
 from vllm_gac.texts.token_text import windows
+from vllm_gac.texts.tokenizer import ModelTokenizer
 
 
 def test_perplexity_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path) -> None:
@@ -21,7 +22,7 @@ def test_perplexity_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path)
     text = write_text(tmp_path / "text", 1234)
     got, tokens, by_text = evaluate(model, [text], sequence_length=100)
     losses = []
-    ((_, parts),) = windows(model, [text], length=100, max_tokens=None)
+    ((_, parts),) = windows(ModelTokenizer(model), [text], length=100, max_tokens=None)
     for part in parts:
         logprobs = logits_of(model, part).log_softmax(-1)
         losses.append(-logprobs[:, :-1].gather(-1, part[:, 1:, None]).flatten())

@@ -33,6 +33,7 @@ from vllm_gac.steps.calibrate.request import CalibrateRequest
 from vllm_gac.steps.calibrate.text import calibration_texts
 from vllm_gac.texts.documents import split_sequences
 from vllm_gac.texts.token_text import calibration_sequences
+from vllm_gac.texts.tokenizer import ModelTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -195,12 +196,13 @@ def _sequences(
 
     Both are [sequences, length]. No document has some of both, unless there are too few of them.
     """
+    tokenizer = ModelTokenizer(model)
     try:
         tokens, held = split_sequences(
-            model, texts, length=length, fit_tokens=wanted, held_tokens=_HELD_TOKENS
+            tokenizer, texts, length=length, fit_tokens=wanted, held_tokens=_HELD_TOKENS
         )
     except CheckpointError:  # one document, or short ones
-        every = calibration_sequences(model, texts, length=length, max_tokens=wanted)
+        every = calibration_sequences(tokenizer, texts, length=length, max_tokens=wanted)
         count = max(1, len(every) // 8)
         tokens, held = every[: max(1, len(every) - count)], every[-count:]
     if len(held) < _FEW_HELD:

@@ -25,7 +25,7 @@ from vllm_gac.steps.evaluate.perplexity import (
     window_batches,
 )
 from vllm_gac.steps.evaluate.ratio import ratio
-from vllm_gac.texts.token_text import vocabulary
+from vllm_gac.texts.tokenizer import ModelTokenizer
 
 # Fewer windows, four stretches of four, say too little about how much other text would differ.
 MIN_WINDOWS = 16
@@ -140,12 +140,14 @@ class Baseline:
         model, other = map(checked, directories)
         contexts = (each.config.max_position_embeddings for each in (model, other))
         length = min(self.sequence_length, *contexts)
+        tokenizers = [ModelTokenizer(each) for each in directories]
         (tokens, by_text), (others, _) = (
             window_batches(each, self.texts, length=length, max_tokens=self.max_tokens)
-            for each in directories
+            for each in tokenizers
         )
         same_ids = [batch.tolist() for batch in tokens] == [batch.tolist() for batch in others]
-        if not same_ids or vocabulary(directories[0]) != vocabulary(directories[1]):
+        mine, theirs = (tokenizer.vocabulary() for tokenizer in tokenizers)
+        if not same_ids or mine != theirs:
             raise CheckpointError(
                 f"{directories[1]}: its tokenizer is not that of {directories[0]}, so their "
                 "perplexities are of other tokens and cannot be compared; give --against a model "

@@ -23,6 +23,7 @@ from vllm_gac.steps.evaluate.perplexity import (
     window_batches,
 )
 from vllm_gac.steps.in_process_engine import InProcessEngine, in_process_engine, require_vllm
+from vllm_gac.texts.tokenizer import ModelTokenizer
 
 # Tokens of one step. vLLM keeps several copies of their logits in fp32 beside the model.
 _STEP_TOKENS = 2048
@@ -52,7 +53,9 @@ def evaluate_engine(
     model = model_directory(model, revision)
     checkpoint = checked(model)
     length = min(sequence_length, checkpoint.config.max_position_embeddings)
-    tokens, by_text = window_batches(model, texts, length=length, max_tokens=max_tokens)
+    tokens, by_text = window_batches(
+        ModelTokenizer(model), texts, length=length, max_tokens=max_tokens
+    )
     for batch in tokens:
         refuse_unknown_tokens(checkpoint.layout, batch)
     with in_process_engine(

@@ -35,6 +35,7 @@ from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.options import Option
 from vllm_gac.texts.token_text import windows
+from vllm_gac.texts.tokenizer import ModelTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,10 @@ def evaluate(
     model = model_directory(model, revision)
     checkpoint = checked(model)
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
-    tokens, by_text = window_batches(model, texts, length=sequence_length, max_tokens=max_tokens)
+    tokenizer = ModelTokenizer(model)
+    tokens, by_text = window_batches(
+        tokenizer, texts, length=sequence_length, max_tokens=max_tokens
+    )
     total = sum(window_losses(checkpoint, tokens, device, progress))
     return Perplexity(*exp_of_mean(total, tokens), by_text)
 
@@ -117,15 +121,18 @@ def checked(model: Path) -> Checkpoint:
 
 
 def window_batches(
-    model: Path, texts: Sequence[str | Path], *, length: int, max_tokens: int | None
+    tokenizer: ModelTokenizer,
+    texts: Sequence[str | Path],
+    *,
+    length: int,
+    max_tokens: int | None,
 ) -> tuple[list[torch.Tensor], dict[str, int]]:
     """Token ids to predict, and how many of them are of each text.
 
-    They are batches [windows, at most `length`] of a few thousand tokens. `model` is the directory
-    of the tokenizer.
+    They are batches [windows, at most `length`] of a few thousand tokens.
     """
     windows_of_all, by_text = [], Counter[str]()
-    for text, parts in windows(model, texts, length=length, max_tokens=max_tokens):
+    for text, parts in windows(tokenizer, texts, length=length, max_tokens=max_tokens):
         windows_of_all += [batch for part in parts for batch in batches(part)]
         by_text[text] += sum(part.shape[0] * (part.shape[1] - 1) for part in parts)
     return windows_of_all, dict(by_text)

@@ -19,7 +19,8 @@ from vllm_gac.steps.calibrate.text import sha256_of, text_files, training_texts
 from vllm_gac.steps.heal.request import HealRequest
 from vllm_gac.steps.model_run import refuse_broken
 from vllm_gac.steps.rewritten import refuse_mixed, refuse_quantized
-from vllm_gac.texts.token_text import calibration_sequences, vocabulary
+from vllm_gac.texts.token_text import calibration_sequences
+from vllm_gac.texts.tokenizer import ModelTokenizer
 
 # Tokens that are measured: a share of those that are trained on, within limits.
 _HELD_OUT_SHARE = 32
@@ -141,7 +142,10 @@ def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
                 "give the right --teacher"
             )
     tokenizer = teacher.directory / "tokenizer.json"
-    if tokenizer.is_file() and vocabulary(teacher.directory) != vocabulary(student.directory):
+    if tokenizer.is_file() and (
+        ModelTokenizer(teacher.directory).vocabulary()
+        != ModelTokenizer(student.directory).vocabulary()
+    ):
         raise CheckpointError(
             f"{tokenizer}: numbers its tokens otherwise than {student.directory}; give the right "
             "--teacher"
@@ -175,9 +179,11 @@ def _sequences(
     if length < 2:
         raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
 
+    tokenizer = ModelTokenizer(student.directory)
+
     def read(files: Sequence[Path], max_tokens: int | None) -> torch.Tensor:
         tokens_read = calibration_sequences(
-            student.directory,
+            tokenizer,
             files,
             length=length,
             max_tokens=_ALL if max_tokens is None else max(max_tokens, length),
