@@ -29,10 +29,12 @@ from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.copy_columns import copy_columns
 from vllm_gac.kernels.decode.tiling import tiling_of
 from vllm_gac.kernels.decode.warmup import DecodeKind
+from vllm_gac.kernels.divergence import divergence
 from vllm_gac.kernels.gather_context import KeyValueSource, gather_rows
 from vllm_gac.kernels.gpu_limits import HOPPER, converts_e4m3, shared_memory
+from vllm_gac.kernels.rotate import rotate_heads
 from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
-from vllm_gac.kernels.silu_mul import silu_mul
+from vllm_gac.kernels.silu_mul import silu_mul, silu_mul_backward
 from vllm_gac.kernels.skinny_gemm.launch import gated_linears, linears
 from vllm_gac.kernels.skinny_gemm.tiling import Tiling, faster_than_cublas
 from vllm_gac.kernels.swiglu import swiglu_linear
@@ -149,7 +151,12 @@ def launch_the_others(kind: DecodeKind) -> None:
     gather_rows(
         KeyValueSource(keys, values, table, *scales), starts, tokens, tokens, g, BF16, latent
     )
-    silu_mul(on_no_device(tokens, 4096), on_no_device(tokens, 4096))
+    gate, up = on_no_device(tokens, 4096), on_no_device(tokens, 4096)
+    silu_mul_backward(gate, up, silu_mul(gate, up))
+    cos = on_no_device(tokens, 1, 48, dtype=torch.float32)
+    rotate_heads(on_no_device(1, tokens, 12, 96), cos, cos)
+    logits = on_no_device(tokens, 50_000, dtype=torch.float32)
+    divergence(logits, logits, BF16)
     copy_columns(value, on_no_device(tokens, g.value_heads, g.value_size + 8))
     for batch in (1, 32):
         swiglu_linear(on_no_device(batch, 256), on_no_device(2 * 4096, 256))
@@ -215,8 +222,11 @@ def test_every_kernel_compiles_and_the_gpu_has_room(
         launch_skinny_gemm(capability)
     names = {"split_kv", "latent_split_kv", "merge", "_write", "_rotate", "_gather", "_copy"}
     assert {kernel.name for kernel in kernels} == names | {
+        "_divergence",
         "_swiglu",
         "_silu_mul",
+        "_silu_mul_backward",
+        "_rotate_heads",
         "skinny_gemm",
         "skinny_gemv",
     }

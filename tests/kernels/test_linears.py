@@ -13,7 +13,7 @@ from torch.nn.functional import silu
 from tests.support.processes import run_interpreted
 from vllm_gac.kernels import fp8_rows
 from vllm_gac.kernels.gpu_limits import HOPPER
-from vllm_gac.kernels.silu_mul import silu_mul
+from vllm_gac.kernels.silu_mul import silu_mul, silu_mul_backward
 from vllm_gac.kernels.skinny_gemm.launch import faster_tiling, gated_linears, linears
 from vllm_gac.kernels.skinny_gemm.tiling import MAX_TILES, Tiling, faster_than_cublas
 from vllm_gac.kernels.swiglu import is_faster, swiglu_linear
@@ -80,11 +80,17 @@ def check_skinny_gemm(seed: int, device: str) -> None:
 
 
 def check_activation(seed: int, device: str) -> None:
-    """silu_mul agrees with torch, and writes over gate."""
+    """silu_mul agrees with torch, and writes over gate; and so does its backward pass."""
     draw = Draw(seed, device)
     shape = draw.choice([(1, 1), (3, 700), (2, 2048), (5, 4100)])
-    gate, up = draw.within_nan(*shape), draw.within_nan(*shape)
-    expected = silu(gate.float()) * up.float()
+    gate, up, gradient = (draw.within_nan(*shape) for _ in range(3))
+    exact = [x.float().requires_grad_() for x in (gate, up)]
+    expected = silu(exact[0]) * exact[1]
+    expected.backward(gradient.float())
+    for got, x in zip(silu_mul_backward(gate, up, gradient), exact, strict=True):
+        draw.check(got, x.grad)
+    expected = expected.detach()
+    draw.check(silu_mul(gate, up, torch.empty_like(gate)), expected)
     product = silu_mul(gate, up)
     assert product is gate
     draw.check(product, expected)

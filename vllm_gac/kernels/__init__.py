@@ -8,7 +8,8 @@ that give the keys, and the value of one token and one value head (layout/cache_
     gather_context, copy_columns    bring context and heads into the form that prefill kernels take
     swiglu                          gate and up projections of a small batch, with their activation
     skinny_gemm/                    linear layers of a few tokens: low-rank factors, several at once
-    silu_mul                        the activation of gate and up that are two tensors
+    silu_mul                        the activation of gate and up that are two tensors, both ways
+    rotate, divergence              rotations and the loss while a model is healed
     fp8_rows                        what is between FP8 linear layers
     on_all_cores                    compiles kernels on all cores
     gpu_limits                      what kernels may use of a GPU, and which linear layers ours take

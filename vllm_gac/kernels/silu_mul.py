@@ -13,29 +13,61 @@ import triton.language as tl
 _BLOCK = 2048
 
 
-def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, written over `gate`.
+def silu_mul(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(gate) * up, written over `gate` or to `out`.
 
     Args:
         gate: [tokens, features], contiguous.
         up: [tokens, features], contiguous, of the same type.
+        out: Likewise.
 
     Returns:
-        `gate`, which has the products now: computed in fp32 and rounded once.
+        `gate` or `out`, which has the products now: computed in fp32 and rounded once.
 
     Raises:
         ValueError: `gate` or `up` is not contiguous.
     """
-    if not (gate.is_contiguous() and up.is_contiguous()):
-        raise ValueError(f"silu_mul: strides {gate.stride()} and {up.stride()} are not contiguous")
-    count = gate.numel()
+    out = gate if out is None else out
+    count = _count(gate, up, out)
     if count:
-        _silu_mul[(triton.cdiv(count, _BLOCK),)](gate, up, count, BLOCK=_BLOCK, num_warps=8)
-    return gate
+        _silu_mul[(triton.cdiv(count, _BLOCK),)](gate, up, out, count, BLOCK=_BLOCK, num_warps=8)
+    return out
+
+
+def silu_mul_backward(
+    gate: torch.Tensor, up: torch.Tensor, gradient: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of `gate` and `up` by that of silu(gate) * up.
+
+    Args:
+        gate: [..., features], contiguous.
+        up: The same shape and type, contiguous.
+        gradient: The same shape and type, contiguous.
+
+    Returns:
+        Two tensors like `gate`, computed in fp32 and rounded once.
+
+    Raises:
+        ValueError: One of the tensors is not contiguous.
+    """
+    count = _count(gate, up, gradient)
+    of_gate, of_up = torch.empty_like(gate), torch.empty_like(up)
+    if count:
+        _silu_mul_backward[(triton.cdiv(count, _BLOCK),)](
+            gate, up, gradient, of_gate, of_up, count, BLOCK=_BLOCK, num_warps=8
+        )
+    return of_gate, of_up
+
+
+def _count(*tensors: torch.Tensor) -> int:
+    """The numbers of each of the tensors."""
+    if not all(x.is_contiguous() for x in tensors):
+        raise ValueError(f"silu_mul: strides {[x.stride() for x in tensors]} are not contiguous")
+    return tensors[0].numel()
 
 
 @triton.jit
-def _silu_mul(gate, up, count, BLOCK: tl.constexpr):
+def _silu_mul(gate, up, out, count, BLOCK: tl.constexpr):
     """One program: BLOCK elements.
 
     The compiler may look at `count`: if it is a multiple of 16, accesses have 16 bytes.
@@ -45,4 +77,19 @@ def _silu_mul(gate, up, count, BLOCK: tl.constexpr):
     gates = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
     factors = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
     product = gates / (1 + tl.exp(-gates)) * factors
-    tl.store(gate + at, product.to(gate.dtype.element_ty), mask=inside)
+    tl.store(out + at, product.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_mul_backward(gate, up, gradient, of_gate, of_up, count, BLOCK: tl.constexpr):
+    """One program: BLOCK elements."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    gates = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+    factors = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
+    entering = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+    share = 1 / (1 + tl.exp(-gates))
+    slope = share * (1 + gates * (1 - share))
+    dtype = of_gate.dtype.element_ty
+    tl.store(of_gate + at, (entering * factors * slope).to(dtype), mask=inside)
+    tl.store(of_up + at, (entering * gates * share).to(dtype), mask=inside)
