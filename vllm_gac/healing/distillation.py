@@ -128,7 +128,8 @@ class Distillation:
         )
         targets = tokens[:, first + 1 :].flatten().to(hidden[0].device)
         sums = torch.zeros(3, dtype=torch.float64, device=targets.device)
-        for rows, student, teacher in _predictions(*ours, *theirs, self._chunk_rows):
+        for rows, *logits in _logits(*ours, *theirs, self._chunk_rows):
+            student, teacher = (torch.log_softmax(x, -1) for x in logits)
             losses = (nll_loss(x, targets[rows], reduction="sum") for x in (student, teacher))
             sums += torch.stack((_divergence(student, teacher), *losses)).double()
         return sums.cpu()
@@ -201,15 +202,15 @@ class Divergence(torch.autograd.Function):
         teacher_unembedding: Tensor,
         chunk_rows: int,
     ) -> Tensor:
-        """As `_predictions` computes them. The gradient of logits is a difference of shares."""
+        """The sum, and its gradient, which takes no second pass over the vocabulary."""
         gradient = torch.empty_like(student)
         total = torch.zeros((), device=student.device)
-        for rows, ours, theirs in _predictions(
+        for rows, ours, theirs in _logits(
             student, unembedding, teacher, teacher_unembedding, chunk_rows
         ):
-            total += _divergence(ours, theirs)
-            difference = ours.exp_().sub_(theirs.exp_())
-            torch.mm(difference.to(unembedding.dtype), unembedding, out=gradient[rows])
+            chunk, difference = _with_gradient(ours, theirs, unembedding.dtype)
+            total += chunk
+            torch.mm(difference, unembedding, out=gradient[rows])
         ctx.save_for_backward(gradient)
         return total
 
@@ -220,31 +221,40 @@ class Divergence(torch.autograd.Function):
         return scale.to(gradient.dtype) * gradient, None, None, None, None
 
 
-def _predictions(
+def _logits(
     student: Tensor,
     unembedding: Tensor,
     teacher: Tensor,
     teacher_unembedding: Tensor,
     chunk_rows: int,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """The rows of each chunk of tokens, and their log-probabilities [rows, vocab] in fp32.
+    """The rows of each chunk of tokens, and their logits [rows, vocab] in fp32.
 
     States [tokens, hidden] are in the dtype of the unembeddings [vocab, hidden].
     """
     for first in range(0, len(student), chunk_rows):
         rows = slice(first, first + chunk_rows)
-        yield (
-            rows,
-            torch.log_softmax(_logits(student[rows], unembedding), -1),
-            torch.log_softmax(_logits(teacher[rows], teacher_unembedding), -1),
-        )
+        ours = _unembedded(student[rows], unembedding)
+        yield rows, ours, _unembedded(teacher[rows], teacher_unembedding)
 
 
-def _logits(states: Tensor, unembedding: Tensor) -> Tensor:
+def _unembedded(states: Tensor, unembedding: Tensor) -> Tensor:
     """Logits in fp32: rounded ones would hide small divergences."""
     if states.is_cuda and states.dtype == torch.bfloat16:
         return torch.mm(states, unembedding.T, out_dtype=torch.float32)
     return linear(states.float(), unembedding.float())
+
+
+def _with_gradient(student: Tensor, teacher: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The divergence of logits [tokens, vocab], summed, and its gradient by the student's."""
+    if student.is_cuda:
+        # Triton, which a CPU does not need.
+        from vllm_gac.kernels.divergence import divergence
+
+        nats, gradient = divergence(student, teacher, dtype)
+        return nats.sum(), gradient
+    ours, theirs = (torch.log_softmax(x, -1) for x in (student, teacher))
+    return _divergence(ours, theirs), ours.exp().sub_(theirs.exp()).to(dtype)
 
 
 def _divergence(student: Tensor, teacher: Tensor) -> Tensor:

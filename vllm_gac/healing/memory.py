@@ -23,7 +23,9 @@ _STATES, _CHANNELS, _LOGITS = 16, 8, 6
 _LAYER, _SENT = 12, 48
 # Bytes of a token's activations in a layer that keeps them, for each number of its hidden state and
 # each channel of its MLP (tests/healing/test_memory.py counts them).
-_KEPT_STATE, _KEPT_CHANNEL = 32, 9
+_KEPT_STATE, _KEPT_CHANNEL = 32, 7
+# What they may take of the bytes that are left.
+_SHARE_TO_KEEP = 0.9
 # What torch and its libraries take, and gaps between allocations.
 _SHARE_TO_USE = 0.94
 # Tokens that run forward and backward at once, and the part of a GPU that more of them may take.
@@ -123,8 +125,6 @@ def memory(
 def kept_layers(student: ModelLayout, needed: Memory, tokens: int, free: int | None) -> int:
     """How many layers keep their activations for the backward pass, where the rest run again.
 
-    They take at most half of the bytes that are left, because another process may need some.
-
     Args:
         student: The layout of the model that is healed.
         needed: What healing needs if all layers run again.
@@ -140,7 +140,7 @@ def kept_layers(student: ModelLayout, needed: Memory, tokens: int, free: int | N
     )
     layer = tokens * (_KEPT_STATE * student.hidden_size + _KEPT_CHANNEL * width) + weights
     room = int(_SHARE_TO_USE * free) - needed.total
-    return min(max(room // 2 // layer, 0), len(student.layers))
+    return min(max(int(_SHARE_TO_KEEP * room / layer), 0), len(student.layers))
 
 
 def chosen_rank(

@@ -15,6 +15,7 @@ tables.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -108,7 +109,8 @@ class Student:
             return self._fixed[name]
         module, scale = self._module_of[name], self._scales.get(name, 1.0)
         if not module.has(f"{name}.adapter_b"):
-            return (module.tensor(name) / scale).to(self._dtypes[name])
+            stored: Tensor = _Stored.apply(module.tensor(name), scale, self._dtypes[name])  # type: ignore[no-untyped-call]
+            return stored
         weight = module.tensor(name)
         with torch.autocast(weight.device.type, enabled=False):
             update = module.tensor(f"{name}.adapter_b") @ module.tensor(f"{name}.adapter_a")
@@ -180,6 +182,26 @@ class Student:
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
         for name in self._trained_in:
             yield name, self._parameter(name)
+
+
+class _Stored(torch.autograd.Function):
+    """A parameter as it is stored: its scale is undone and it is rounded in one pass over it."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
+        """`parameter` divided by `scale`, in `dtype`."""
+        ctx.scale, ctx.dtype = scale, parameter.dtype
+        return _divided(parameter, scale, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """The gradient of the parameter."""
+        return _divided(gradient, ctx.scale, ctx.dtype), None, None
+
+
+def _divided(x: Tensor, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
+    divisor = torch.as_tensor(scale, device=x.device)
+    return torch.div(x, divisor, out=torch.empty_like(x, dtype=dtype))
 
 
 class Teacher:
