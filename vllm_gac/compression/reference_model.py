@@ -14,10 +14,11 @@ from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attent
 
 from vllm_gac.checkpoint.layer_shards import read_layer_for
 from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.compression.elementwise import rotated, silu_mul
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.qk_norm import norm_heads, norm_latents
-from vllm_gac.layout.rope import cos_sin, inverse_frequencies, of_queries, rotate
+from vllm_gac.layout.rope import cos_sin, inverse_frequencies, of_queries
 from vllm_gac.layout.schema import Experts, HfConfig, RopeParameters
 
 Tensor: TypeAlias = torch.Tensor
@@ -211,14 +212,13 @@ def attended_values(
         table = weights["self_attn.rope_inv_freq"].to(model.inv_freq.dtype)
     positions = torch.arange(length, device=normed.device)
     cos, sin = cos_sin(positions, table)
-    keys = rotate(keys, cos.to(model.dtype), sin.to(model.dtype))
+    keys = rotated(keys, cos.to(model.dtype), sin.to(model.dtype))
     turn = of_queries(positions, cos, sin, model.rope)
     cos, sin = (t.to(model.dtype) if at is None else t[at].to(model.dtype) for t in turn)
-    queries = rotate(queries, _each_query(cos, layer), _each_query(sin, layer))
+    queries = rotated(queries, _each_query(cos, layer), _each_query(sin, layer))
 
-    size = values.shape[-1]
-    # torch has a fast kernel for a CPU only if all heads are of one size.
-    common = max(queries.shape[-1], size) if normed.device.type == "cpu" else None
+    # torch's fast kernels take heads of one size.
+    size, common = values.shape[-1], max(queries.shape[-1], values.shape[-1])
     mask = _mask(length, model.window, normed.device, at)
     attended = scaled_dot_product_attention(
         _heads_of(queries, common),
@@ -262,7 +262,7 @@ def mlp_activations(
     normed = _rms_norm(hidden, weights["post_attention_layernorm.weight"], model.eps)
     observe("mlp.gate_proj", normed)
     gate, up = (project(weights, name, normed, seen) for name in ("mlp.gate_proj", "mlp.up_proj"))
-    activated = silu(gate) * up
+    activated = silu_mul(gate, up)
     observe("mlp.down_proj", activated)
     return activated
 
@@ -313,9 +313,10 @@ def _each_query(x: Tensor, layer: LayerLayout) -> Tensor:
     return x if heads == 1 and x.ndim == 3 else x.repeat_interleave(layer.query_heads // heads, -2)
 
 
-def _heads_of(x: Tensor, size: int | None) -> Tensor:
-    """[batch, heads, tokens, size] of [batch, tokens, heads, less], with zeros; None: no zeros."""
-    return (x if size is None else pad(x, (0, size - x.shape[-1]))).transpose(1, 2)
+def _heads_of(x: Tensor, size: int) -> Tensor:
+    """[batch, heads, tokens, size] of [batch, tokens, heads, at most size], with zeros."""
+    missing = size - x.shape[-1]
+    return (pad(x, (0, missing)) if missing else x).transpose(1, 2)
 
 
 def _mask(
