@@ -22,7 +22,7 @@ from vllm_gac.planning.plan_file import Plan, planned_layout, read_plan
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.calibrate import write_statistics
-from vllm_gac.steps.calibrate.text import described, given_files
+from vllm_gac.steps.calibrate.text import given_files
 from vllm_gac.steps.compress.inputs import CompressInputs
 from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.compress.write import write_compressed
@@ -32,7 +32,7 @@ from vllm_gac.steps.max_loss.attempt import Found
 from vllm_gac.steps.max_loss.score import found_by_score
 from vllm_gac.steps.max_loss.search import MAX_TRIES, search_max_loss
 from vllm_gac.steps.measurement import Measurement
-from vllm_gac.steps.model_run import Output
+from vllm_gac.steps.model_run import ModelRun, Output
 
 logger = logging.getLogger(__name__)
 
@@ -137,61 +137,71 @@ def compress(
         held_out=held_out,
         score=request.score,
     )
-    checkpoint = inputs.checkpoint
     with output.run({"device": device, **inputs.record, **record_of(request)}) as run:
-        if run.finished:
-            return _recorded(run.model, checkpoint)
-        if isinstance(inputs.plan, PlanRequest) and inputs.measures_loss:
-            logger.info(
-                "one calibration, then up to %d models are written and measured (predicted for %s)",
-                MAX_TRIES,
-                inputs.plan.deployment(),
-            )
-        statistics, calibrated_on = inputs.stats, None
-        if inputs.calibration:
-            path, calibrated_on = run.work / "stats.safetensors", described(calibration)
-            if not path.exists():
-                read = request.max_tokens, request.sequence_length
-                texts = inputs.calibration
-                write_statistics(checkpoint, texts, path, inputs.kept, *read, device, progress)
-            statistics = open_statistics(path, checkpoint)
+        if not run.finished:
+            _make(inputs, request, run, device, progress)
+    return _recorded(output.path, inputs.checkpoint)
 
-        def write(plan: Plan, directory: Path) -> None:
-            write_compressed(
-                checkpoint,
-                plan,
-                directory,
-                stats=statistics,
-                device=device,
-                progress=progress,
-                calibrated_on=calibrated_on,
-            )
 
-        baseline = Baseline(
-            directory, inputs.held_out, max_tokens=_MAX_MEASURED, device=device, progress=progress
+def _make(
+    inputs: CompressInputs, request: CompressRequest, run: ModelRun, device: str, progress: bool
+) -> None:
+    """Write the model into `run.model`, with what is measured of it."""
+    checkpoint = inputs.checkpoint
+    chosen = inputs.plan
+    statistics = inputs.stats
+    if isinstance(chosen, PlanRequest) and inputs.measures_loss:
+        logger.info(
+            "one calibration, then up to %d models are written and measured (predicted for %s)",
+            MAX_TRIES,
+            chosen.deployment(),
+        )
+    if inputs.calibration:
+        path = run.work / "stats.safetensors"
+        if not path.exists():
+            read = request.max_tokens, request.sequence_length
+            write_statistics(
+                checkpoint, inputs.calibration, path, inputs.kept, *read, device, progress
+            )
+        statistics = open_statistics(path, checkpoint)
+
+    def write(plan: Plan, directory: Path) -> None:
+        write_compressed(
+            checkpoint,
+            plan,
+            directory,
+            stats=statistics,
+            device=device,
+            progress=progress,
+            calibrated_on=inputs.calibrated_on,
         )
 
-        def measure(model: Path) -> Found:
-            if request.score is not None:
-                return found_by_score(request.score, model, directory, run.work)
-            return Found.of(baseline.compare(model))
+    baseline = Baseline(
+        checkpoint.directory,
+        inputs.held_out,
+        max_tokens=_MAX_MEASURED,
+        device=device,
+        progress=progress,
+    )
 
-        chosen, reached = inputs.plan, None
-        if isinstance(chosen, PlanRequest):
-            assert statistics is not None  # given, or measured above
-            if inputs.measures_loss:
-                chosen, reached = search_max_loss(chosen, statistics, run.work, write, measure)
-            else:
-                chosen = measured_plan(statistics, chosen)
-        if reached is None:
-            write(chosen, run.model)
-        measured = measure_model(run.model, statistics, device, progress)
-    layout = planned_layout(checkpoint, chosen)
-    return Compressed(checkpoint.layout, layout, chosen, measured, reached)
+    def measure(model: Path) -> Found:
+        if request.score is not None:
+            return found_by_score(request.score, model, checkpoint.directory, run.work)
+        return Found.of(baseline.compare(model))
+
+    if isinstance(chosen, Plan):
+        write(chosen, run.model)
+    else:
+        assert statistics is not None  # given, or measured above
+        if inputs.measures_loss:
+            search_max_loss(chosen, statistics, run.work, write, measure)
+        else:
+            write(measured_plan(statistics, chosen), run.model)
+    measure_model(run.model, statistics, device, progress)
 
 
 def _recorded(out: Path, dense: Checkpoint) -> Compressed:
-    """What a compression did when `out` was written, from its plan.json and config.json."""
+    """What a compression did that wrote `out`, from its plan.json and config.json."""
     plan = read_plan(out / "plan.json", dense)
     source = read_json(out / "config.json")["gac"]["source"]
     measurements = Measurement.of(source), source.get("max_loss")

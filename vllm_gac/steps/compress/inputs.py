@@ -20,7 +20,7 @@ from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_la
 from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.calibrate import StatsSpec
-from vllm_gac.steps.calibrate.text import calibration_texts, sha256_of, text_files
+from vllm_gac.steps.calibrate.text import calibration_texts, described, sha256_of, text_files
 from vllm_gac.steps.max_loss.score import check_command
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ class CompressInputs:
         kept: What statistics must hold.
         stats: The statistics that were given; None if there are none, or nothing shrinks.
         calibration: The texts to measure them on; empty if that is not needed.
+        calibrated_on: What the card says of these; None if there are none.
         held_out: The texts that the loss is measured on; empty if none was asked for.
         measures_loss: Whether the loss is measured, on these or by a command.
         record: What tells a run that goes on whether these are still the same.
@@ -46,6 +47,7 @@ class CompressInputs:
     kept: StatsSpec
     stats: Statistics | None
     calibration: list[Path]
+    calibrated_on: str | None
     held_out: list[Path]
     measures_loss: bool
     record: dict[str, Any]
@@ -101,6 +103,7 @@ class CompressInputs:
             _kept(plan, checkpoint.layout, layout),
             statistics if shrinks else None,
             texts,
+            described(calibration) if texts else None,
             measured_on,
             bool(measured_on) or score is not None,
             record,

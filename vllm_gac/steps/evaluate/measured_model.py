@@ -19,9 +19,7 @@ _SECTION = "\n## Measured\n"
 _MUCH = 1.05
 
 
-def measure_model(
-    directory: Path, stats: Statistics | None, device: str, progress: bool
-) -> Measurement | None:
+def measure_model(directory: Path, stats: Statistics | None, device: str, progress: bool) -> None:
     """Compare the compressed model in `directory` with the dense one, and write it down there.
 
     Args:
@@ -29,19 +27,16 @@ def measure_model(
         stats: The dense model's, which it was made with; None: nothing was shrunk.
         device: The torch device to compute on.
         progress: Whether to show a progress bar on stderr.
-
-    Returns:
-        What was measured. None: no text was set aside, and the log says so.
     """
     if stats is None:
-        return None
+        return
     if not stats.measured.held_tokens:
         logger.warning(
             "%s: no text was set aside, so that the model's loss is not measured; calibrate again, "
             "or use 'vllm-gac evaluate --against'",
             stats.path,
         )
-        return None
+        return
     tokens = [*batches(stats.tokens(HELD).long())]
     model = open_checkpoint(directory)
     comparison = compared(model, stats.model, tokens, {}, device, progress)
@@ -65,4 +60,3 @@ def measure_model(
     card = (directory / "README.md").read_text().partition(_SECTION)[0]
     said = f"On documents that were set aside of the calibration text: {measurement}."
     write_text(directory / "README.md", f"{card}{_SECTION}\n{said}\n")
-    return measurement

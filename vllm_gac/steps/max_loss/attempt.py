@@ -111,7 +111,16 @@ def record(directory: Path, max_loss: float, best: Attempt, tries: Sequence[Atte
         tries: All models that were written and measured.
     """
     config = read_json(directory / "config.json")
-    config["gac"]["source"]["max_loss"] = as_recorded(max_loss, best, tries)
+    rows = [
+        {key: value for key, value in asdict(attempt).items() if key != "layers"}
+        for attempt in tries
+    ]
+    measured_of = rows[list(tries).index(best)]
+    config["gac"]["source"]["max_loss"] = {
+        "asked": max_loss,
+        "measured": measured_of,
+        "tried": rows,
+    }
     write_json(directory / "config.json", config)
     measured = ("perplexity higher by", "95 % interval")
     by = f"on {best.tokens:,} tokens of held-out text"
@@ -135,16 +144,6 @@ def record(directory: Path, max_loss: float, best: Attempt, tries: Sequence[Atte
         f"{asked_for(max_loss, best)} than the dense model. Measured {by}{_free(best)}:\n\n"
         f"{text}\n",
     )
-
-
-def as_recorded(max_loss: float, best: Attempt, tries: Sequence[Attempt]) -> dict[str, Any]:
-    """What config.json says was asked for, tried and measured. The arguments are `record`'s."""
-    rows = [
-        {key: value for key, value in asdict(attempt).items() if key != "layers"}
-        for attempt in tries
-    ]
-    chosen = rows[list(tries).index(best)]
-    return {"asked": max_loss, "measured": chosen, "tried": rows}
 
 
 def _points(ratio: float) -> str:

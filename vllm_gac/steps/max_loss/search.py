@@ -20,7 +20,7 @@ from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.writer import write_index
 from vllm_gac.compression.statistics_file import Statistics
 from vllm_gac.errors import CheckpointError, PlanError
-from vllm_gac.planning.plan_file import Plan, read_plan
+from vllm_gac.planning.plan_file import Plan
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.predicted_times import share_of_our_kernels
 from vllm_gac.planning.problem import Problems
@@ -30,7 +30,6 @@ from vllm_gac.steps.evaluate.compare import MIN_WINDOWS
 from vllm_gac.steps.max_loss.attempt import (
     Attempt,
     Found,
-    as_recorded,
     asked_for,
     described,
     record,
@@ -52,12 +51,12 @@ def search_max_loss(
     workspace: Path,
     write: Callable[[Plan, Path], object],
     measure: Callable[[Path], Found],
-) -> tuple[Plan, dict[str, Any]]:
+) -> None:
     """Write the fastest or smallest model that is measured to lose at most `request.max_loss`.
 
     `write` writes the model that a plan makes into a directory, or goes on with what is there of
-    it. The chosen one becomes model/ in the `workspace`. Returns its plan, and what config.json
-    says of the loss. Raises PlanError if no model is within the loss.
+    it. The chosen one becomes model/ in the `workspace`, and its config.json says what was tried.
+    Raises PlanError if no model is within the loss.
     """
     assert request.max_loss is not None
     max_loss = math.log1p(request.max_loss)
@@ -85,13 +84,11 @@ def search_max_loss(
             f"--max-loss {request.max_loss:.2%}: no model was surely measured to have "
             f"{asked_for(request.max_loss, tries[0])} ({tried}); allow more, or measure on more"
         )
-    directory, model = _written(workspace, tries.index(best)), workspace / "model"
+    directory = _written(workspace, tries.index(best))
     if directory.exists():  # else it was moved before the run was stopped
         remove_temporaries(directory)  # of a run that was killed here
         record(directory, request.max_loss, best, tries)
-        directory.rename(model)
-    plan = read_plan(model / "plan.json", stats.model)
-    return plan, as_recorded(request.max_loss, best, tries)
+        directory.rename(workspace / "model")
 
 
 def next_expected(max_loss: float, tries: Sequence[Attempt]) -> float | None:
