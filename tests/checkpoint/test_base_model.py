@@ -33,8 +33,8 @@ def test_the_licence_is_that_of_the_card_or_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "file" / "LICENSE").touch()
     base = made(tmp_path / "file")
     assert base.licence == {"license": "other", "license_link": "LICENSE"}
-    assert "its text is in `LICENSE`" in base.licence_sentence()
-    assert "does not say which" in made(tmp_path / "none").licence_sentence()
+    assert "its text is in `LICENSE`" in base.origin()
+    assert "does not say which" in made(tmp_path / "none").origin()
 
 
 def test_the_front_matter_is_the_yaml_that_the_hub_reads(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_front_matter_is_the_yaml_that_the_hub_reads(tmp_path: Path) -> None
         "pipeline_tag": "text-generation",
         "tags": ["vllm-gac", "compressed"],
     }
-    assert base.licence_sentence() == "The base model's licence applies: llama3."
+    assert base.origin().splitlines()[1] == "The base model's licence applies: llama3."
     # A model that is made from a compressed model has the same base model.
     again = made(tmp_path / "gac", gac_config(), f"{head}\n# org/base, compressed\n")
     assert (again.name, again.hub_id) == ("gac", "org/base")

@@ -12,9 +12,9 @@ from tests.support.hub import Hub, Repository
 from tests.support.model_files import config, write_model
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.hub import cached_id, model_directory
+from vllm_gac.checkpoint.locate import auxiliary_files
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.values import all_faults
-from vllm_gac.checkpoint.writer import auxiliary_files
 from vllm_gac.errors import HubError
 from vllm_gac.steps.inspect import inspect
 

@@ -51,15 +51,15 @@ class BaseModel:
             return {}
         return {"base_model": {"id": self.hub_id, "revision": self.revision}}
 
-    def origin(self) -> str | None:
-        """The sentence of the card about where the base model is; None if that is unknown."""
+    def origin(self) -> str:
+        """What the card says about where the base model is, if that is known, and its licence."""
         if self.hub_id is None:
-            return None
+            return self._licence_sentence()
         at = f" at revision `{self.revision}`" if self.revision else ""
-        return f"Base model: [{self.hub_id}](https://huggingface.co/{self.hub_id}){at}."
+        where = f"Base model: [{self.hub_id}](https://huggingface.co/{self.hub_id}){at}."
+        return f"{where}\n{self._licence_sentence()}"
 
-    def licence_sentence(self) -> str:
-        """What the text of the card says about the licence."""
+    def _licence_sentence(self) -> str:
         licence = self.licence.get("license_name") or self.licence.get("license")
         if licence == "other":
             return "The base model's licence applies; its text is in `LICENSE`."

@@ -22,14 +22,15 @@ _SERVE = (
 
 
 def compressed_card(
-    checkpoint: Checkpoint,
+    dense: ModelLayout,
+    base: BaseModel,
     plan: Plan,
     layout: ModelLayout,
     measured: Measured | None,
     calibrated_on: str | None,
     unpacked: str | None,
 ) -> str:
-    """The card of the model that `plan` makes of the dense model in `checkpoint`.
+    """The card of the model that `plan` makes of the dense model `base`.
 
     `measured` is None if no statistics were needed. `calibrated_on` says what text they are of;
     None if that is unknown. `unpacked` is a sentence about what is no longer packed, or None.
@@ -39,10 +40,9 @@ def compressed_card(
         text = "" if calibrated_on is None else f" of {in_markdown(calibrated_on)}"
         calibration = (
             f"{measured.tokens} tokens in sequences of {measured.sequence_length}{text}"
-            f"{per_channel(checkpoint.layout, measured.tokens)}"
+            f"{per_channel(dense, measured.tokens)}"
         )
     methods = ", ".join(plan.methods) or "none"
-    base = base_model(checkpoint)
     return _joined(
         base,
         f"compressed by vllm-gac {version()}",
@@ -53,7 +53,7 @@ def compressed_card(
         f"{_budget('KV cache, numbers per token', plan.kv_elements, plan.kv_ratio)}",
         f"Methods: {methods}. Alignment: {plan.align}. Calibration: {calibration}.{_loss(plan)}"
         f"{_times(plan)}{'' if unpacked is None else f' Quantized as before, but {unpacked}.'}",
-        _origin(base),
+        base.origin(),
         _layer_table(layout),
         "`plan.json` holds these dims and their budgets; `gac` in `config.json` is what serving "
         "goes by.",
@@ -135,17 +135,12 @@ def healed_card(source: Checkpoint, teacher: Checkpoint, entry: Mapping[str, Any
 def _card(source: Checkpoint, what_was_done: str, *paragraphs: str, serve: str = _SERVE) -> str:
     """A card that begins with how to `serve` the model and where its base model is."""
     base = base_model(source)
-    return _joined(base, what_was_done, f"{serve}\n{_origin(base)}".lstrip(), *paragraphs)
+    return _joined(base, what_was_done, f"{serve}\n{base.origin()}".lstrip(), *paragraphs)
 
 
 def _joined(base: BaseModel, what_was_done: str, *paragraphs: str) -> str:
     heading = f"{base.front_matter()}\n# {base.name}, {what_was_done}"
     return "\n\n".join((heading, *paragraphs)) + "\n"
-
-
-def _origin(base: BaseModel) -> str:
-    """Where the base model is, if that is known, and its licence."""
-    return "\n".join(filter(None, (base.origin(), base.licence_sentence())))
 
 
 def _numbers(layout: ModelLayout) -> str:

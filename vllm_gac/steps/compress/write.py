@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vllm_gac.checkpoint.atomic_files import write_json
-from vllm_gac.checkpoint.base_model import base_model
+from vllm_gac.checkpoint.base_model import BaseModel, base_model
 from vllm_gac.checkpoint.layer_shards import read_layer_for, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.quantized.formats import KEYS
@@ -91,14 +91,15 @@ def write_compressed(
         note = unpacked_note(checkpoint, layout)
         logger.info("%s", note)
     write_json(directory / "plan.json", plan.model_dump(mode="json"))
-    config = _config(checkpoint, plan, layout, is_refitted=stats is not None)
+    base = base_model(checkpoint)
+    config = _config(checkpoint, base, plan, layout, is_refitted=stats is not None)
     measured = stats.measured if stats else None
-    card = compressed_card(checkpoint, plan, layout, measured, calibrated_on, note)
+    card = compressed_card(dense, base, plan, layout, measured, calibrated_on, note)
     write_files(checkpoint.directory, directory, config, card)
 
 
 def _config(
-    checkpoint: Checkpoint, plan: Plan, layout: ModelLayout, is_refitted: bool
+    checkpoint: Checkpoint, base: BaseModel, plan: Plan, layout: ModelLayout, is_refitted: bool
 ) -> dict[str, Any]:
     """config.json of the model of `layout` that `plan` makes from the dense one."""
     source = {
@@ -112,7 +113,7 @@ def _config(
         **({"planned_for": types} if (types := plan.notes.get("types")) else {}),
         "plan_sha256": hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
         **checkpoint.identity,
-        **base_model(checkpoint).recorded(),
+        **base.recorded(),
     }
     config = {key: value for key, value in checkpoint.raw_config.items() if key != "auto_map"} | {
         "architectures": [ARCHITECTURE],
