@@ -9,9 +9,9 @@ import torch
 
 from tests.support.dense_models import config, weights, write, write_bin, write_text
 from tests.support.hub import cached, files_of
-from vllm_gac.checkpoint.locate import INDEX_FILE
+from vllm_gac.checkpoint.locate import INDEX_FILE, auxiliary_files
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.checkpoint.writer import auxiliary_files, write_index
+from vllm_gac.checkpoint.writer import write_index
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_source
 from vllm_gac.texts.token_text import windows

@@ -124,6 +124,19 @@ def locate_weights(directory: Path) -> Weights:
     return Weights(directory, tuple(files), index if listed else None, listed)
 
 
+def auxiliary_files(source: Path) -> list[Path]:
+    """Tokenizer, generation config, chat template and licence of the model in `source`.
+
+    Raises CheckpointError for a link out of `source`, because its target is not part of the model.
+    """
+    files = [
+        path for pattern in (*TOKENIZER, *OTHERS) for path in source.glob(pattern) if path.is_file()
+    ]
+    for path in files:
+        refuse_escape(source, path)
+    return sorted(files)
+
+
 def tokenized_by_mistral(directory: Path) -> bool:
     """Whether vLLM makes the tokens of this model with mistral-common, not with transformers.
 

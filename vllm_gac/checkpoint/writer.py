@@ -7,34 +7,15 @@ import math
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.checkpoint.atomic_files import copy_file, write_json
+from vllm_gac.checkpoint.atomic_files import write_json
 from vllm_gac.checkpoint.digests import sign_files, unsign_files
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import version_of
-from vllm_gac.checkpoint.locate import INDEX_FILE, OTHERS, TOKENIZER, refuse_escape
+from vllm_gac.checkpoint.locate import INDEX_FILE, auxiliary_files
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.regular_files import sha256_of_file
 from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError
-
-
-def auxiliary_files(source: Path) -> list[Path]:
-    """Tokenizer, generation config, chat template and licence of the model in `source`.
-
-    Raises CheckpointError for a link out of `source`, because its target is not part of the model.
-    """
-    files = [
-        path for pattern in (*TOKENIZER, *OTHERS) for path in source.glob(pattern) if path.is_file()
-    ]
-    for path in files:
-        refuse_escape(source, path)
-    return sorted(files)
-
-
-def copy_auxiliary_files(source: Path, directory: Path) -> None:
-    """Copy the auxiliary files of the model in `source` to `directory`."""
-    for path in auxiliary_files(source):
-        copy_file(path, directory / path.name)
 
 
 def write_index(checkpoint: Checkpoint) -> None:

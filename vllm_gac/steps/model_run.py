@@ -16,8 +16,9 @@ import torch
 
 from vllm_gac.checkpoint.digests import Digests, sign_run
 from vllm_gac.checkpoint.engine_files import refuse_unserved
+from vllm_gac.checkpoint.locate import auxiliary_files
 from vllm_gac.checkpoint.open import Checkpoint, faults
-from vllm_gac.checkpoint.writer import auxiliary_files, write_index
+from vllm_gac.checkpoint.writer import write_index
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.runs.workspace import (

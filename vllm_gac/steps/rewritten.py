@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.checkpoint.atomic_files import write_json, write_text
+from vllm_gac.checkpoint.atomic_files import copy_file, write_json, write_text
 from vllm_gac.checkpoint.base_model import base_model
-from vllm_gac.checkpoint.locate import tokenized_by_mistral
+from vllm_gac.checkpoint.locate import auxiliary_files, tokenized_by_mistral
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
-from vllm_gac.checkpoint.writer import copy_auxiliary_files
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE
@@ -82,7 +81,8 @@ def write_files(source: Path, directory: Path, config: Mapping[str, Any], card: 
         config: Its config.json.
         card: The text of the model card.
     """
-    copy_auxiliary_files(source, directory)
+    for path in auxiliary_files(source):
+        copy_file(path, directory / path.name)
     if tokenized_by_mistral(source):
         if (gac := config.get("gac")) is None:
             logger.warning(

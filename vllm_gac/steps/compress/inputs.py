@@ -8,8 +8,9 @@ from typing import Any
 
 from vllm_gac import demo
 from vllm_gac.checkpoint.engine_files import refuse_unserved
+from vllm_gac.checkpoint.locate import auxiliary_files
 from vllm_gac.checkpoint.open import Checkpoint, dtype_warning, open_dense
-from vllm_gac.checkpoint.writer import auxiliary_files, fingerprint, size_and_time
+from vllm_gac.checkpoint.writer import fingerprint, size_and_time
 from vllm_gac.compression.measured import needed_by
 from vllm_gac.compression.methods.registry import making
 from vllm_gac.compression.statistics_file import Statistics, open_statistics

@@ -17,8 +17,9 @@ from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, WeightDtype
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
+from vllm_gac.checkpoint.locate import auxiliary_files
 from vllm_gac.checkpoint.open import faults
-from vllm_gac.checkpoint.writer import auxiliary_files, size_and_time
+from vllm_gac.checkpoint.writer import size_and_time
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Format, Imported
 from vllm_gac.importers.open_any import open_source
