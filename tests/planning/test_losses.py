@@ -9,7 +9,7 @@ import torch
 
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.measured import HELD, shrink_covariances, to_measure
+from vllm_gac.compression.measured import HELD, StatsSpec, shrink_covariances, to_measure
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.registry import compress_layer
 from vllm_gac.compression.probes import probes
@@ -21,7 +21,7 @@ from vllm_gac.planning.expected_loss import interval
 from vllm_gac.planning.losses import loss_by_sequence, measured_losses, read_losses
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.calibrate.calibrate import StatsSpec, calibrate, write_statistics
+from vllm_gac.steps.calibrate.calibrate import calibrate, write_statistics
 from vllm_gac.steps.calibrate.request import CalibrateRequest
 
 METHODS = ("heads", "prune", "lowrank")

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 
 from vllm_gac.compression.methods.base import MERGEABLE, Compressor
-from vllm_gac.compression.methods.registry import METHODS, methods_of
+from vllm_gac.compression.methods.registry import METHODS, making, methods_of
 from vllm_gac.compression.methods.statistics import (
     NORMED_KEYS,
     QUERY_ENERGY,
@@ -30,6 +30,38 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 STATISTICS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
 # The text that was fitted to, and the text that was set aside; and what probes lose on the latter.
 TOKENS, HELD, PROBES = "tokens", "held", "probes"
+
+
+@dataclass(frozen=True, slots=True)
+class StatsSpec:
+    """What a statistics file is to hold.
+
+    Attributes:
+        methods: The methods that may be planned with it.
+        covariances: The linear layers whose input covariances [in, in] it keeps.
+        metrics: The linear layers of which it keeps the metrics of the outputs.
+        value_group: How many value heads may be merged into one at most.
+    """
+
+    methods: Sequence[str]
+    covariances: Sequence[str]
+    metrics: Sequence[str]
+    value_group: int
+
+    @classmethod
+    def to_plan(cls, layout: ModelLayout, methods: Sequence[str]) -> "StatsSpec":
+        """What plans of `methods` need, and compression by them, of a dense model of `layout`."""
+        group = max((method.value_group(layout) for method in methods_of(methods)), default=1)
+        return cls(methods, *needed_by(to_measure(layout, methods, group)), group)
+
+    @classmethod
+    def to_make(
+        cls, target: ModelLayout, dense: ModelLayout, methods: Sequence[str]
+    ) -> "StatsSpec":
+        """What compression to `target` needs, by a plan of `methods`; nothing to choose by."""
+        # Heads: the same sums as in a run that plans here itself, and so the same bytes.
+        group = cls.to_plan(dense, methods).value_group
+        return cls((), *needed_by(making(dense, target)), group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,13 +15,12 @@ from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, open_dense
 from vllm_gac.compression.devices import free_memory, gpu_memory_told, prepare_device
 from vllm_gac.compression.effort import Work, announcement
-from vllm_gac.compression.measured import Measured, needed_by, to_measure
-from vllm_gac.compression.methods.registry import METHODS, methods_fault, methods_of
+from vllm_gac.compression.measured import Measured, StatsSpec
+from vllm_gac.compression.methods.registry import METHODS, methods_fault
 from vllm_gac.compression.passes import measure_statistics
 from vllm_gac.compression.statistics_file import FORMAT
 from vllm_gac.compression.statistics_writer import stats_file
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.runs.workspace import (
     claimed,
     end_workspace,
@@ -45,48 +44,6 @@ _MIN_TOKENS = 1 << 16
 _METRIC_TOKENS = _HELD_TOKENS = 1 << 14
 # Fewer sequences tell little about other text.
 _FEW_HELD = 8
-
-
-@dataclass(frozen=True, slots=True)
-class StatsSpec:
-    """What a statistics file is to hold.
-
-    Attributes:
-        methods: The methods that may be planned with it.
-        covariances: The linear layers whose input covariances [in, in] it keeps.
-        metrics: The linear layers of which it keeps the metrics of the outputs.
-        value_group: How many value heads may be merged into one at most.
-    """
-
-    methods: Sequence[str]
-    covariances: Sequence[str]
-    metrics: Sequence[str]
-    value_group: int
-
-    @classmethod
-    def to_plan(cls, layout: ModelLayout, methods: Sequence[str]) -> "StatsSpec":
-        """What plans of `methods` need, and compression by them, of a dense model of `layout`."""
-        group = max((method.value_group(layout) for method in methods_of(methods)), default=1)
-        return cls(methods, *needed_by(to_measure(layout, methods, group)), group)
-
-    def metadata(self, tokens: torch.Tensor, held: torch.Tensor) -> dict[str, str]:
-        """What a statistics file says of itself, of texts [sequences, length] as token ids."""
-        length = tokens.shape[1]
-        metric_tokens = min(_whole_sequences(_METRIC_TOKENS, length), tokens.numel())
-        return {
-            "tokens": str(tokens.numel()),
-            "tokens_sha256": _sha256(tokens),
-            "held_tokens": str(held.numel()),
-            "held_sha256": _sha256(held),
-            "sequence_length": str(length),
-            "probe_tokens": str(held.numel() if self.methods else 0),
-            "methods": ",".join(method for method in METHODS if method in self.methods),
-            "format": FORMAT,
-            "covariances": ",".join(self.covariances),
-            "metrics": ",".join(self.metrics),
-            "metric_tokens": str(metric_tokens if self.metrics else 0),
-            "value_group": str(self.value_group),
-        }
 
 
 def calibrate(
@@ -165,14 +122,15 @@ def write_statistics(
     width = checkpoint.layout.layers[0].intermediate_size
     wanted = max(_MIN_TOKENS, ENOUGH * width) if max_tokens is None else max_tokens
     tokens, held = _sequences(checkpoint.directory, texts, sequence_length, wanted)
-    measured = Measured.of({**checkpoint.identity, **kept.metadata(tokens, held)})
+    measured = Measured.of({**checkpoint.identity, **_metadata(kept, tokens, held)})
     workspace = partial_of(out)
-    if stats_file(out, checkpoint.layout, measured).whole:
+    file = stats_file(out, checkpoint.layout, measured)
+    if file.whole:
         end_workspace(out)
         return
     refuse_existing(out)
     with claimed(workspace, "calibrate", {}):
-        file = stats_file(workspace / "stats.safetensors", checkpoint.layout, measured)
+        file = replace(file, path=workspace / "stats.safetensors")
         if tokens.numel() < _FEW * width and not checkpoint.layout.experts:
             logger.warning(_few_tokens(tokens.numel(), width))
         packed, unpacked = checkpoint.packed, checkpoint.unpacked_dtype
@@ -213,6 +171,26 @@ def _sequences(
             length,
         )
     return tokens, held
+
+
+def _metadata(kept: StatsSpec, tokens: torch.Tensor, held: torch.Tensor) -> dict[str, str]:
+    """What a statistics file says of itself, of texts [sequences, length] as token ids."""
+    length = tokens.shape[1]
+    metric_tokens = min(_whole_sequences(_METRIC_TOKENS, length), tokens.numel())
+    return {
+        "tokens": str(tokens.numel()),
+        "tokens_sha256": _sha256(tokens),
+        "held_tokens": str(held.numel()),
+        "held_sha256": _sha256(held),
+        "sequence_length": str(length),
+        "probe_tokens": str(held.numel() if kept.methods else 0),
+        "methods": ",".join(method for method in METHODS if method in kept.methods),
+        "format": FORMAT,
+        "covariances": ",".join(kept.covariances),
+        "metrics": ",".join(kept.metrics),
+        "metric_tokens": str(metric_tokens if kept.metrics else 0),
+        "value_group": str(kept.value_group),
+    }
 
 
 def _sha256(tokens: torch.Tensor) -> str:

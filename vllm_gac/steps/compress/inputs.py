@@ -11,8 +11,7 @@ from vllm_gac.checkpoint.engine_files import refuse_unserved
 from vllm_gac.checkpoint.locate import auxiliary_files
 from vllm_gac.checkpoint.open import Checkpoint, dtype_warning, open_dense
 from vllm_gac.checkpoint.writer import fingerprint, size_and_time
-from vllm_gac.compression.measured import needed_by
-from vllm_gac.compression.methods.registry import making
+from vllm_gac.compression.measured import StatsSpec
 from vllm_gac.compression.statistics_file import Statistics, open_statistics
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
@@ -20,7 +19,6 @@ from vllm_gac.options import options_of, record_of
 from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_layout, read_plan
 from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.calibrate.calibrate import StatsSpec
 from vllm_gac.steps.calibrate.text import calibration_texts, described, sha256_of, text_files
 from vllm_gac.steps.max_loss.score import check_command
 
@@ -92,6 +90,11 @@ class CompressInputs:
             if digest in sums["calibration"]:
                 raise CheckpointError(f"{text}: is calibrated on; give --held-out other text")
         statistics = None if stats is None else _statistics(stats, checkpoint, layout)
+        kept = (
+            StatsSpec.to_plan(checkpoint.layout, plan.methods)
+            if layout is None
+            else StatsSpec.to_make(layout, checkpoint.layout, plan.methods)
+        )
         record = {
             "model": fingerprint(checkpoint),
             "plan": plan.model_dump(mode="json") if isinstance(plan, Plan) else record_of(plan),
@@ -101,7 +104,7 @@ class CompressInputs:
         return cls(
             checkpoint,
             plan,
-            _kept(plan, checkpoint.layout, layout),
+            kept,
             statistics if shrinks else None,
             texts,
             described(calibration) if texts else None,
@@ -138,15 +141,6 @@ def _plan(
         return dense_plan(checkpoint)
     Problem(requested, checkpoint).check_feasible()
     return requested
-
-
-def _kept(plan: Plan | PlanRequest, dense: ModelLayout, layout: ModelLayout | None) -> StatsSpec:
-    """What statistics must hold: with a plan, of which `layout` is made, nothing to choose by."""
-    if layout is None:
-        return StatsSpec.to_plan(dense, plan.methods)
-    # Heads: the same sums as in a run that plans here itself, and so the same bytes.
-    group = StatsSpec.to_plan(dense, plan.methods).value_group
-    return StatsSpec((), *needed_by(making(dense, layout)), group)
 
 
 def _statistics(path: Path, checkpoint: Checkpoint, layout: ModelLayout | None) -> Statistics:
