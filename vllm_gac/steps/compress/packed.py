@@ -6,11 +6,13 @@ four are stored in the dtype of the embedding; vLLM needs one type for q, k and 
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader
+from vllm_gac.checkpoint.quantized.formats import Quantization
 from vllm_gac.layout.dims import ModelLayout
 
 _ATTENTION = "self_attn."
@@ -47,26 +49,27 @@ def with_packed(
     return stored
 
 
-def unpacked(checkpoint: Checkpoint, layout: ModelLayout) -> list[str]:
-    """The linear layers that are packed in `checkpoint`, and not in the model of `layout`."""
-    names = [f"model.layers.{i}.{name}" for i in _changed(checkpoint, layout) for name in _LINEARS]
-    return [name for name in names if f"{name}.weight" in checkpoint.packed]
+def still_packed(
+    checkpoint: Checkpoint, quantization: Quantization, layout: ModelLayout
+) -> tuple[dict[str, Any], str]:
+    """What config.json says of the layers that stay packed, and a sentence about those that do not.
 
-
-def unpacked_note(checkpoint: Checkpoint, layout: ModelLayout) -> str:
-    """A sentence about what linear layers take that are no longer packed, and what that buys."""
-    before = after = 0
+    It says what these take, and what that buys.
+    """
+    changed, before, after = _changed(checkpoint, layout), 0, 0
+    names = [f"model.layers.{index}.{name}" for index in changed for name in _LINEARS]
+    unpacked = [name for name in names if f"{name}.weight" in checkpoint.packed]
     shapes = layout.tensors()
-    for name in unpacked(checkpoint, layout):
+    for name in unpacked:
         after += math.prod(shapes[f"{name}.weight"]) * checkpoint.unpacked_dtype.bytes
         for part in checkpoint.stored(f"{name}.weight"):
             info = checkpoint.tensors[part]
             before += math.prod(info.shape) * DTYPES[info.dtype].bytes
     saved = 2 * (checkpoint.layout.kv_elements - layout.kv_elements)
-    return (
-        f"q, k, v and o of {len(_changed(checkpoint, layout))} layers are in "
-        f"{checkpoint.unpacked_dtype.torch_name} now, and take {(after - before) / 1e6:,.0f} MB "
-        f"more; the cache takes {saved:,} bytes less for each token (in 16 bits)"
+    return quantization.without(unpacked), (
+        f"q, k, v and o of {len(changed)} layers are in {checkpoint.unpacked_dtype.torch_name} "
+        f"now, and take {(after - before) / 1e6:,.0f} MB more; the cache takes {saved:,} bytes "
+        "less for each token (in 16 bits)"
     )
 
 

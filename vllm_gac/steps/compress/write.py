@@ -21,9 +21,8 @@ from vllm_gac.compression.statistics_file import Statistics
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE
-from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.planning.plan_file import Plan, planned_layout
-from vllm_gac.steps.compress.packed import unpacked, unpacked_note, with_packed
+from vllm_gac.steps.compress.packed import still_packed, with_packed
 from vllm_gac.steps.compress.refitting import Refitting
 from vllm_gac.steps.model_card import compressed_card
 from vllm_gac.steps.rewritten import write_files
@@ -53,7 +52,6 @@ def write_compressed(
     if stats:
         stats.check_target(layout)
         tokens = stats.tokens()
-    inv_freq = inverse_frequencies(checkpoint.config.rope, dense.head_dim).to(device)
 
     def make_layer(index: int) -> Mapping[str, torch.Tensor]:
         weights = read_layer_for(device, dense, read, index)
@@ -68,7 +66,7 @@ def write_compressed(
             dense,
             {name: tensor.to(device) for name, tensor in weights.items()},
             shrink_covariances(stats.layer(index, device), stats.measured.tokens),
-            inv_freq,
+            model.inv_freq,
         )
         smaller = _stored(layout, index, weights, compress_layer(layer, layout.layers[index]))
         return refitting.refitted(index, layer.weights, smaller)
@@ -86,13 +84,14 @@ def write_compressed(
             description="compress",
             progress=progress,
         )
-    note = None
-    if checkpoint.quantization is not None:
-        note = unpacked_note(checkpoint, layout)
-        logger.info("%s", note)
     write_json(directory / "plan.json", plan.model_dump(mode="json"))
-    base = base_model(checkpoint)
+    base, note = base_model(checkpoint), None
     config = _config(checkpoint, base, plan, layout, is_refitted=stats is not None)
+    if (quantization := checkpoint.quantization) is not None:
+        packed, note = still_packed(checkpoint, quantization, layout)
+        logger.info("%s", note)
+        config = {key: value for key, value in config.items() if key not in KEYS}
+        config["quantization_config"] = packed
     measured = stats.measured if stats else None
     card = compressed_card(dense, base, plan, layout, measured, calibrated_on, note)
     write_files(checkpoint.directory, directory, config, card)
@@ -115,15 +114,11 @@ def _config(
         **checkpoint.identity,
         **base.recorded(),
     }
-    config = {key: value for key, value in checkpoint.raw_config.items() if key != "auto_map"} | {
+    return {key: value for key, value in checkpoint.raw_config.items() if key != "auto_map"} | {
         "architectures": [ARCHITECTURE],
         "head_dim": layout.cache_head_dim,
         "gac": layout.section(source),
     }
-    if (quantization := checkpoint.quantization) is not None:
-        config = {key: value for key, value in config.items() if key not in KEYS}
-        config["quantization_config"] = quantization.without(unpacked(checkpoint, layout))
-    return config
 
 
 def _stored(
