@@ -9,10 +9,9 @@ import torch
 
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.measured import HELD, StatsSpec, shrink_covariances, to_measure
+from vllm_gac.compression.measured import HELD, StatsSpec, probes, shrink_covariances, to_measure
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.registry import compress_layer
-from vllm_gac.compression.probes import probes
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.compression.statistics_file import Statistics, open_statistics
 from vllm_gac.errors import PlanError

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import torch
 
-from vllm_gac.compression.methods.base import MERGEABLE, Compressor
+from vllm_gac.compression.methods.base import MERGEABLE, Compressor, Probe
 from vllm_gac.compression.methods.registry import METHODS, making, methods_of
 from vllm_gac.compression.methods.statistics import (
     NORMED_KEYS,
@@ -18,7 +18,6 @@ from vllm_gac.compression.methods.statistics import (
     of_input,
 )
 from vllm_gac.compression.moments import toward_diagonal
-from vllm_gac.compression.probes import probes
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 
 # The fp64 covariance [n, n] of the input of each linear, by the linear's name. Beside them the
@@ -202,6 +201,11 @@ def to_measure(dense: ModelLayout, methods: Sequence[str], value_group: int) -> 
     Up to `value_group` value heads can be merged into one.
     """
     return [c for method in methods_of(methods) for c in method.measured(dense, value_group)]
+
+
+def probes(dense: ModelLayout, methods: Sequence[str]) -> list[Probe]:
+    """The probes (probes.py) of any layer of `dense`, one for every part."""
+    return [probe for method in methods_of(methods) for probe in method.probes(dense)]
 
 
 def needed_by(used: Iterable[Compressor]) -> tuple[list[str], list[str]]:

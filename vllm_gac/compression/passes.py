@@ -32,6 +32,7 @@ from vllm_gac.compression.measured import (
     Measured,
     layer_shapes,
     metric_shapes,
+    probes,
     shrink_covariances,
 )
 from vllm_gac.compression.methods.base import MeasuredLayer, Probe
@@ -48,7 +49,6 @@ from vllm_gac.compression.probes import (
     measure_gradients,
     measure_layer,
     positions,
-    probes,
 )
 from vllm_gac.compression.reference_model import (
     Reference,

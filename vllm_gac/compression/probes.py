@@ -18,7 +18,7 @@ import torch
 
 from vllm_gac.compression.backward import Keep, Stopped, backward
 from vllm_gac.compression.methods.base import MeasuredLayer, Probe
-from vllm_gac.compression.methods.registry import compress_layer, methods_of
+from vllm_gac.compression.methods.registry import compress_layer
 from vllm_gac.compression.reference_model import (
     Reference,
     after_mlp,
@@ -27,17 +27,12 @@ from vllm_gac.compression.reference_model import (
     layer_forward,
     project,
 )
-from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LayerLayout
 
 # Of the next token of every token.
 DRAWS = 2
 # One in so many tokens has its output computed, unless sequences are short.
 _STEP, _MIN_POSITIONS = 8, 64
-
-
-def probes(dense: ModelLayout, methods: Sequence[str]) -> list[Probe]:
-    """The probes of any layer of `dense`, one for every part."""
-    return [probe for method in methods_of(methods) for probe in method.probes(dense)]
 
 
 def positions(length: int) -> torch.Tensor:

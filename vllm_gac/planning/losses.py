@@ -19,9 +19,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_gac.compression.measured import probes
 from vllm_gac.compression.methods.base import Curve, Probe
 from vllm_gac.compression.methods.registry import METHODS, component_of, methods_of, owner_of
-from vllm_gac.compression.probes import probes
 from vllm_gac.compression.statistics_file import Statistics
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
