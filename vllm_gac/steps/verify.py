@@ -73,11 +73,9 @@ def _warn_of_tokens(directory: Path) -> None:
     if not (directory / "tokenizer.json").is_file():
         return
     with suppress(ModuleNotFoundError):  # transformers and torch come with vLLM
-        from vllm_gac.texts.tokenizer import tokenizer_fault
+        from vllm_gac.texts.tokenizer import ModelTokenizer
 
         try:
-            fault = tokenizer_fault(directory)
+            ModelTokenizer(directory)
         except CheckpointError as e:
-            fault = str(e)
-        if fault is not None:
-            logger.warning("%s", fault)
+            logger.warning("%s", e)

@@ -54,6 +54,10 @@ class ModelTokenizer:
 
     If its tokens are not those of tokenizer.json, the log says so.
 
+    Args:
+        model: The model directory, by the path that vLLM will be given: transformers also looks
+            at the path.
+
     Raises:
         CheckpointError: There is none, or transformers cannot make it.
     """
@@ -207,20 +211,6 @@ def has_template(model: Path) -> bool:
     return (model / "chat_template.jinja").is_file() or template is not None
 
 
-def tokenizer_fault(model: Path) -> str | None:
-    """A sentence if the tokens that vLLM makes are not those of tokenizer.json, or None.
-
-    Args:
-        model: The model directory, by the path that vLLM will be given: transformers also looks
-            at the path.
-
-    Raises:
-        CheckpointError: There is no tokenizer, or transformers cannot make it.
-    """
-    _, fault = _loaded(model)
-    return fault
-
-
 def sample_ids(model: Path) -> list[int]:
     """The ids that vLLM gives a text of many kinds of tokens; equal ones show equal tokenizers."""
     tokenizer, _ = _loaded(model)
@@ -257,7 +247,7 @@ def keep_tokens(source: Path, directory: Path) -> None:
 
 
 def _loaded(model: Path) -> tuple[Any, str | None]:
-    """transformers' tokenizer of a model directory, and its `tokenizer_fault`."""
+    """transformers' tokenizer of a model directory, and what its tokens have wrong, if anything."""
     for name in _FILES:
         if os.path.lexists(model / name):
             refuse_escape(model, model / name)
