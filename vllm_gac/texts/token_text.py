@@ -88,11 +88,7 @@ def enough_characters(tokens: int) -> int:
 
 
 def windows(
-    tokenizer: ModelTokenizer,
-    texts: Sequence[str | Path],
-    *,
-    length: int,
-    max_tokens: int | None,
+    tokenizer: ModelTokenizer, texts: Sequence[str | Path], *, length: int, max_tokens: int | None
 ) -> list[TextWindows]:
     """Split each of `texts` into windows that do not overlap.
 

@@ -14,7 +14,6 @@ from vllm_gac.checkpoint.writer import fingerprint, size_and_time
 from vllm_gac.compression.measured import StatsSpec
 from vllm_gac.compression.statistics_file import Statistics, open_statistics
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.options import options_of, record_of
 from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_layout, read_plan
 from vllm_gac.planning.problem import Problem
@@ -89,7 +88,9 @@ class CompressInputs:
         for text, digest in zip(measured_on, sums["held_out"], strict=True):
             if digest in sums["calibration"]:
                 raise CheckpointError(f"{text}: is calibrated on; give --held-out other text")
-        statistics = None if stats is None else _statistics(stats, checkpoint, layout)
+        statistics = None if stats is None else open_statistics(stats, checkpoint)
+        if statistics is not None and layout is not None:
+            statistics.check_target(layout)
         kept = (
             StatsSpec.to_plan(checkpoint.layout, plan.methods)
             if layout is None
@@ -98,7 +99,11 @@ class CompressInputs:
         record = {
             "model": fingerprint(checkpoint),
             "plan": plan.model_dump(mode="json") if isinstance(plan, Plan) else record_of(plan),
-            "stats": statistics and _stats_record(statistics),
+            "stats": statistics
+            and {
+                **statistics.measured.metadata,
+                "file": size_and_time(statistics.path),
+            },
             **sums,
         }
         return cls(
@@ -141,19 +146,6 @@ def _plan(
         return dense_plan(checkpoint)
     Problem(requested, checkpoint).check_feasible()
     return requested
-
-
-def _statistics(path: Path, checkpoint: Checkpoint, layout: ModelLayout | None) -> Statistics:
-    """Open statistics. Raises GacError unless they suffice for the `layout`, if any."""
-    statistics = open_statistics(path, checkpoint)
-    if layout is not None:
-        statistics.check_target(layout)
-    return statistics
-
-
-def _stats_record(statistics: Statistics) -> dict[str, Any]:
-    """What identifies statistics."""
-    return {**statistics.measured.metadata, "file": size_and_time(statistics.path)}
 
 
 def _held_out(

@@ -121,11 +121,7 @@ def checked(model: Path) -> Checkpoint:
 
 
 def window_batches(
-    tokenizer: ModelTokenizer,
-    texts: Sequence[str | Path],
-    *,
-    length: int,
-    max_tokens: int | None,
+    tokenizer: ModelTokenizer, texts: Sequence[str | Path], *, length: int, max_tokens: int | None
 ) -> tuple[list[torch.Tensor], dict[str, int]]:
     """Token ids to predict, and how many of them are of each text.
 
