@@ -10,7 +10,7 @@ from tests.support.imports import ROOT, imports, modules
 # By package of vllm_gac, top-down: the packages that it may import. Each may also import errors.
 ALLOWED = {
     "cli": "steps profiling planning gpu texts checkpoint layout options",
-    "steps": "planning alignment healing compression importers runs texts checkpoint layout "
+    "steps": "planning alignment healing compression importers gpu runs texts checkpoint layout "
     "options demo",
     "profiling": "serving kernels gpu layout",
     "serving": "alignment kernels gpu checkpoint layout",

@@ -13,7 +13,6 @@ from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_pa
 from tests.serving.engines import in_engine_process
 from tests.support.command import error, result
 from tests.support.old_profile import without_fp8
-from vllm_gac.alignment.rules import align
 from vllm_gac.cli import main
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.profile import (
@@ -27,7 +26,6 @@ from vllm_gac.gpu.profile import (
 from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile, write_profile
 from vllm_gac.layout.schema import validate
 from vllm_gac.profiling import (
-    attention,
     decode,
     gemms,
     low_rank,
@@ -39,11 +37,12 @@ from vllm_gac.profiling import (
     timing,
 )
 from vllm_gac.profiling.decode import decode_plans, stock_plans
-from vllm_gac.profiling.gemms import SUSTAINED_SHAPES, dim_plans, linear_plans
+from vllm_gac.profiling.gemms import SUSTAINED_SHAPES, linear_plans
 from vllm_gac.profiling.passes import FUSED_POINTS, pass_points
 from vllm_gac.profiling.prefill import prefill_plans
 
 H200 = read_profile("h200")
+SWEEP: dict[str, Any] = {"axis": "n", "m": 1, "fixed": 8, "dims": [8], "microseconds": [1.0]}
 
 
 @pytest.fixture
@@ -94,9 +93,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
     monkeypatch.setattr(gemms, "sustained_microseconds", microseconds)
-    for module in (attention, gemms, timing, decode, passes):
+    for module in (gemms, timing, decode, passes):
         monkeypatch.setattr(module, "microseconds", microseconds)
-    for module in (attention, gemms, passes):
+    for module in (gemms, passes):
         monkeypatch.setattr(module, "random_tensor", random)
     monkeypatch.setattr(gemms, "w4a16_multiply", w4a16_multiply)
     monkeypatch.setattr(stock_kernels.kernel_calls(), "cutlass_scaled_mm", scaled_mm)
@@ -130,7 +129,8 @@ def test_the_file_it_writes_is_a_profile(
     assert said == {"out": str(out), "gpu": "Made Up 100", "terabytes_per_second": 4.2}
     written = read_profile(str(out))
     assert written.gpu == "Made Up 100"
-    assert all((written.attention, written.gemm, written.linear, written.decode))
+    assert written.linear
+    assert written.decode
     assert len(written.prefill_kernels) == 3 * len(prefill_plans())
     assert len(written.low_rank) == len(low_rank.SHAPES) * len(low_rank.TOKENS)
     measured = {(time.features, time.width) for time in written.swiglu}
@@ -147,7 +147,6 @@ def test_the_file_it_writes_is_a_profile(
         assert len(points) == len(plans) + len(stock_plans(plans))
     assert [(t.kernel, t.tokens, t.width) for t in written.passes] == pass_points()
     assert [(t.tokens, t.width) for t in written.fused] == [*FUSED_POINTS]
-    assert align(1001, "measured", gpu=str(out)) == 1008
 
 
 def test_without_a_gpu_it_says_so(
@@ -279,9 +278,6 @@ def test_the_shipped_profile_is_what_this_release_measures() -> None:
     assert [(s.axis, s.m, s.fixed, tuple(s.dims)) for s in H200.linear if s.dtype == "bf16"] == [
         (plan.axis, plan.m, plan.fixed, plan.dims) for plan in linear_plans()
     ]
-    assert [(s.role, s.axis, s.m, s.per_dim, tuple(s.dims)) for s in H200.gemm] == [
-        (plan.role, plan.axis, plan.m, plan.per_dim, plan.dims) for plan in dim_plans()
-    ]
     assert [
         (p.form, p.key_heads, p.key_size, p.value_heads, p.value_size, p.batch, p.context)
         for p in H200.decode
@@ -357,6 +353,31 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert lines < 3 * len(sections) + sum(len(s) for s in sections.values() if type(s) is list)
 
 
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"version": 3}, "version"),
+        ({"noise": "0.02"}, "noise"),
+        ({"linear": [SWEEP | {"microseconds": [0.0]}]}, "microseconds"),
+        ({"linear": [SWEEP | {"dims": [16, 8], "microseconds": [1.0, 1.0]}]}, "linear"),
+        ({"linear": [SWEEP | {"microseconds": [1.0, 2.0]}]}, "linear"),
+        ({"comment": "?"}, "comment"),
+    ],
+)
+def test_a_malformed_profile_is_refused_naming_it(
+    changes: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(H200.model_dump(mode="json") | changes))
+    with pytest.raises(ProfileError, match=f"{tmp_path}.*{key}"):
+        read_profile(str(path))
+
+
+def test_a_missing_profile_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"none\.json"):
+        read_profile(str(tmp_path / "none.json"))
+
+
 def test_a_gpu_is_known_by_its_drivers_name() -> None:
     assert profile_of_gpu("NVIDIA H200") == H200
     assert profile_of_gpu("NVIDIA H200 NVL") is None
@@ -397,7 +418,7 @@ def test_a_gpu_can_be_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a few of the points."""
-    for name in ("linear_plans", "decode_plans", "prefill_plans", "dim_plans", "pass_points"):
+    for name in ("linear_plans", "decode_plans", "prefill_plans", "pass_points"):
         every = getattr(profile, name)
         monkeypatch.setattr(profile, name, lambda *dtype, every=every: every(*dtype)[::20])
     out = tmp_path / "profile.json"

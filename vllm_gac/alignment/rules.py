@@ -5,7 +5,8 @@ A dim has a role: `head` (size of a key or value head), `rank` (of a factorized 
 
     none      every dim is allowed
     minimal   multiples of 8: rows of 16 bytes in 16-bit types; other dims are far slower
-    measured  the fastest nearby dim according to the GPU's profile (see fastest_dim.py)
+    measured  of ranks and widths the fastest nearby dim according to the GPU's profile (see
+              fastest_dim.py); of head sizes as minimal: no kernel runs larger heads faster
 
 Quantization adds multiples of its own (`QuantizationMultiples`): rows of 16 bytes hold more
 elements in smaller types, and a block of weights that shares one scale must be whole.
@@ -19,13 +20,11 @@ from types import MappingProxyType
 from typing import get_args
 
 from vllm_gac.alignment.fastest_dim import fastest_dim
-from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.rounding import round_up
 from vllm_gac.layout.schema import Role, Strategy
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ def align(
     """The smallest allowed dim that is at least `dim`.
 
     Args:
-        dim: the dim to align, at least 1.
+        dim: the dim to align.
         strategy: which dims are allowed (see the module's docstring).
         role: what the dim is.
         gpu: name of a shipped profile or path of a profile.json; only `measured` reads it.
@@ -109,13 +108,8 @@ def align(
         The aligned dim of the whole model, not of one GPU.
 
     Raises:
-        PlanError: if `dim` is below 1, or the strategy or role is unknown.
         ProfileError: if the profile of `gpu` cannot be read.
     """
-    if dim < 1 or tensor_parallel_size < 1:
-        raise PlanError(f"dim {dim} over {tensor_parallel_size} GPUs: both must be at least 1")
-    if role not in ROLES:
-        raise PlanError(f"role {role!r}: expected {', '.join(ROLES)}")
     parts = tensor_parallel_size if role == "width" else 1
     part = _align_part(-(-dim // parts), strategy, role, gpu)
     while part % multiple:
@@ -195,11 +189,8 @@ def padded_layout(
 
 
 def _align_part(dim: int, strategy: Strategy, role: Role, gpu: str | None) -> int:
-    match strategy:
-        case "none":
-            return dim
-        case "minimal":
-            return round_up(dim, 8)
-        case "measured":
-            return fastest_dim(dim, role, gpu)
-    raise PlanError(f"strategy {strategy!r}: expected {', '.join(STRATEGIES)}")
+    if strategy == "none":
+        return dim
+    if strategy == "measured" and role != "head":
+        return fastest_dim(dim, gpu)
+    return round_up(dim, 8)

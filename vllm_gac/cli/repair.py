@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume,
         progress=options.shows_progress(args),
     )
-    report = repair_report(done.before, done.after, gpu, request.tensor_parallel_size)
+    report = repair_report(done.before, done.after, gpu)
     if args.json:
         print_json({"out": str(args.out), "strategy": request.strategy, **asdict(report)})
     else:
@@ -58,10 +58,12 @@ def run(args: argparse.Namespace) -> int:
 def _print(args: argparse.Namespace, report: "RepairReport") -> None:
     print(f"parameters  {_size(report.parameters)}")
     print(f"KV cache    {_size(report.kv_bytes_per_token)} bytes per token, 16-bit")
+    if report.microseconds is not None:
+        print(f"time        {_size(report.microseconds)} us a step of the decoder layers")
     if report.changes:
         print()
         print_table(
-            ("role", "dim", "repaired", "times", "memory", "time saved"),
+            ("role", "dim", "repaired", "times", "memory"),
             [
                 (
                     change.role,
@@ -69,7 +71,6 @@ def _print(args: argparse.Namespace, report: "RepairReport") -> None:
                     str(change.after),
                     str(change.count),
                     f"{change.overhead_percent:+.2f} %",
-                    "-" if change.gain_percent is None else f"{change.gain_percent:.1f} %",
                 )
                 for change in report.changes
             ],
@@ -78,4 +79,4 @@ def _print(args: argparse.Namespace, report: "RepairReport") -> None:
 
 
 def _size(size: "Size") -> str:
-    return f"{size.before:,} -> {size.after:,} ({size.overhead_percent:+.2f} %)"
+    return f"{size.before:,.0f} -> {size.after:,.0f} ({size.overhead_percent:+.2f} %)"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -44,46 +44,7 @@ def _known_version(version: int) -> int:
     return version
 
 
-class Sweep(StrictModel):
-    """Times of one kernel over a dim, with everything else fixed."""
-
-    dims: Annotated[list[Dim], Field(min_length=1)]
-    microseconds: list[Positive]
-
-    @model_validator(mode="after")
-    def _one_time_each(self) -> Self:
-        if sorted(set(self.dims)) != self.dims:
-            raise ValueError("dims must rise")
-        if len(self.dims) != len(self.microseconds):
-            raise ValueError(f"{len(self.microseconds)} times for {len(self.dims)} dims")
-        return self
-
-
-class AttentionSweep(Sweep):
-    """Attention over head sizes: `batch` sequences of `length` tokens, as many KV as Q heads."""
-
-    kernel: str
-    batch: Dim
-    length: Dim
-    heads: Heads
-    causal: bool
-
-
-class GemmSweep(Sweep):
-    """[m, k] @ [k, n] over a dim on `axis` n or k; the other one is `fixed`.
-
-    `role` is the role of the dims; "any" stands for ranks and widths. `per_dim` is 2 if n is twice
-    the dim, as in the fused gate and up projections of an MLP.
-    """
-
-    role: Literal["rank", "width", "any"]
-    axis: Literal["n", "k"]
-    m: Dim
-    fixed: Dim
-    per_dim: Annotated[int, Field(ge=1, le=2)] = 1
-
-
-class LinearSweep(Sweep):
+class LinearSweep(StrictModel):
     """y[m, n] = x[m, k] w over a dim on `axis` n or k; the other one is `fixed`.
 
     It is timed in a CUDA graph, with weights that come from memory and not from the L2 cache. In
@@ -94,7 +55,17 @@ class LinearSweep(Sweep):
     axis: Literal["n", "k"]
     m: Dim
     fixed: Dim
+    dims: Annotated[list[Dim], Field(min_length=1)]
+    microseconds: list[Positive]
     dtype: WeightsDtype = "bf16"
+
+    @model_validator(mode="after")
+    def _one_time_each(self) -> Self:
+        if sorted(set(self.dims)) != self.dims:
+            raise ValueError("dims must rise")
+        if len(self.dims) != len(self.microseconds):
+            raise ValueError(f"{len(self.microseconds)} times for {len(self.dims)} dims")
+        return self
 
 
 class PassTime(StrictModel):
@@ -234,9 +205,9 @@ class Ceilings(StrictModel):
 class GpuProfile(StrictModel):
     """profile.json: times of a GPU's kernels over dims, and how they were measured.
 
-    `attention` and `gemm` say which dims are fast (alignment/fastest_dim.py). The rest may be
-    missing: it predicts how long a layer takes (gpu/latency/) and chooses the kernels that serve it
-    (gpu/attention_choice.py). Nothing reads `prefill`: earlier releases measured torch's attention.
+    They predict how long a layer takes (gpu/latency/) and choose the kernels that serve it
+    (gpu/attention_choice.py); some may be missing. Nothing reads `attention`, `gemm` and `prefill`:
+    earlier releases measured torch's attention, and which dims GEMMs are fast at.
     Without `low_rank`, a low-rank linear is two GEMMs; without `swiglu`, gate and up are one,
     whatever serves them; without `sustained`, GEMMs of prefill are as fast as those of a GPU that
     has rested. Without `fused`, every FP8 linear quantizes its input by itself; a plan says so
@@ -258,8 +229,9 @@ class GpuProfile(StrictModel):
     without_times: list[str] = Field(default_factory=list)
     # Relative difference below which two times are equal.
     noise: Annotated[float, Field(ge=0, lt=1)]
-    attention: list[AttentionSweep]
-    gemm: list[GemmSweep]
+    attention: list[Any] = Field(default_factory=list)
+    gemm: list[Any] = Field(default_factory=list)
+    prefill: list[Any] = Field(default_factory=list)
     ceilings: Ceilings | None = None
     linear: list[LinearSweep] = Field(default_factory=list)
     low_rank: list[LowRankTime] = Field(default_factory=list)
@@ -268,7 +240,6 @@ class GpuProfile(StrictModel):
     fused: list[FusedPasses] = Field(default_factory=list)
     sustained: list[SustainedTime] = Field(default_factory=list)
     decode: list[DecodeTime] = Field(default_factory=list)
-    prefill: list[AttentionSweep] = Field(default_factory=list)
     prefill_kernels: list[PrefillTime] = Field(default_factory=list)
 
     # A profile is compared by identity. It is an argument of cached functions, and to compare two

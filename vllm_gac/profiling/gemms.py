@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from vllm_gac.gpu.profile import W4A16_GROUP, GemmSweep, LinearSweep, SustainedTime, WeightsDtype
+from vllm_gac.gpu.profile import W4A16_GROUP, LinearSweep, SustainedTime, WeightsDtype
 from vllm_gac.layout.rounding import ceil_div, round_up
 from vllm_gac.profiling.stock_kernels import fp8_multiply, w4a16_multiply
 from vllm_gac.profiling.timing import (
@@ -18,20 +18,6 @@ from vllm_gac.profiling.timing import (
 )
 
 FIXED = 4096  # the other dim of a sweep, except for coarse ones
-
-# For alignment/fastest_dim.py: fast and slow dims around the ranks and widths of an 8B model.
-_RANKS = (
-    1000, 1001, 1002, 1004, 1008, 1016, 1024, 1025, 1032, 1040, 1056, 1088, 1100, 1101, 1104, 1120,
-    1152, 1232, 1237, 1240, 1248, 1280,
-)  # fmt: skip
-_WIDTHS = (
-    11008, 11009, 11010, 11012, 11016, 11136, 11264, 12160, 12176, 12184, 12185, 12192, 12224,
-    12288, 14336,
-)  # fmt: skip
-_DIM_BATCHES = (1, 16, 128, 512, 2048, 8192)
-_HEAD_RANKS = (107, 112, 114, 120, 128)
-_STAIRCASE = range(4032, 4161)
-_STAIRCASE_BATCH = 4096
 
 # For gpu/latency/gemm.py: multiples of 64 up to the widths of MLPs, every alignment class at some
 # of them, and a coarse grid of both dims.
@@ -66,25 +52,8 @@ class GemmPlan:
     axis: Literal["n", "k"]
     m: int
     dims: tuple[int, ...]
-    role: Literal["rank", "width", "any"] | None = None  # None: for latency
-    per_dim: int = 1
     fixed: int = FIXED
     dtype: WeightsDtype = "bf16"
-
-
-def dim_plans() -> list[GemmPlan]:
-    """Sweeps that show which dims are fast."""
-    plans = []
-    for m in _DIM_BATCHES:
-        plans += [
-            GemmPlan("n", m, _RANKS, "rank"),
-            GemmPlan("k", m, _RANKS, "rank"),
-            GemmPlan("n", m, _WIDTHS, "width", per_dim=2),
-            GemmPlan("k", m, _WIDTHS, "width"),
-        ]
-    plans.append(GemmPlan("k", _STAIRCASE_BATCH, _HEAD_RANKS, "rank"))
-    plans += [GemmPlan(axis, _STAIRCASE_BATCH, tuple(_STAIRCASE), "any") for axis in ("k", "n")]
-    return plans
 
 
 def linear_plans(dtype: WeightsDtype = "bf16") -> list[GemmPlan]:
@@ -109,8 +78,8 @@ class Gemms:
     """Times GEMMs on random numbers of one type, in buffers that are allocated once."""
 
     def __init__(self, plans: Sequence[GemmPlan]) -> None:
-        widest = max(plan.per_dim * plan.dims[-1] for plan in plans)
-        largest = max(plan.per_dim * plan.dims[-1] * plan.fixed for plan in plans)
+        widest = max(plan.dims[-1] for plan in plans)
+        largest = max(plan.dims[-1] * plan.fixed for plan in plans)
         tallest = max(plan.m for plan in plans)
         (self.dtype,) = {plan.dtype for plan in plans}
         number = torch.float8_e4m3fn if self.dtype == "fp8" else torch.bfloat16
@@ -150,22 +119,11 @@ class Gemms:
         """The fields of `plan`'s LinearSweep but its type. `tick` is called after each dim."""
         times = []
         for dim in plan.dims:
-            along = plan.per_dim * dim if plan.axis == "n" else dim
-            n, k = (along, plan.fixed) if plan.axis == "n" else (plan.fixed, along)
+            n, k = (dim, plan.fixed) if plan.axis == "n" else (plan.fixed, dim)
             times.append(round(self.measure(plan.m, n, k), 2))
             tick()
         shape = {"axis": plan.axis, "m": plan.m, "fixed": plan.fixed}
         return shape | {"dims": list(plan.dims), "microseconds": times}
-
-
-def measure_dims(plans: Sequence[GemmPlan], tick: Callable[[], object]) -> list[GemmSweep]:
-    """The sweeps of `dim_plans`. `tick` is called after each dim."""
-    gemms, sweeps = Gemms(plans), []
-    for plan in plans:
-        assert plan.role
-        swept = gemms.sweep(plan, tick)
-        sweeps.append(GemmSweep(role=plan.role, per_dim=plan.per_dim, **swept))
-    return sweeps
 
 
 def measure_linears(plans: Sequence[GemmPlan], tick: Callable[[], object]) -> list[LinearSweep]:

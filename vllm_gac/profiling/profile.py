@@ -25,7 +25,6 @@ from vllm_gac.gpu.profile import (
     WeightsDtype,
 )
 from vllm_gac.gpu.profile import VERSION as FORMAT
-from vllm_gac.profiling.attention import HEAD_SIZES, measure_attention
 from vllm_gac.profiling.decode import (
     DecodePlan,
     compile_kernels,
@@ -38,9 +37,7 @@ from vllm_gac.profiling.gemms import (
     SUSTAINED_SHAPES,
     GemmPlan,
     Gemms,
-    dim_plans,
     linear_plans,
-    measure_dims,
     measure_linears,
     measure_sustained,
 )
@@ -60,10 +57,9 @@ _NOISE = 0.02
 _METHOD = (
     "medians of CUDA graph replays, weights and caches rotated past L2, the GPU at rest as long as "
     "it is busy (sustained times: means, without a rest); torch.mm and low-rank linears as served "
-    "in bfloat16, scaled_dot_product_attention in float16 (all pairs) and bfloat16 (causal), "
-    "decode and prefill kernels in bfloat16; in FP8 vLLM's CUTLASS linears with a scale for each "
-    "token, vLLM's kernels that quantize and ours, and decode kernels with an e4m3 cache; in W4A16 "
-    "vLLM's linears with groups of 128"
+    "in bfloat16, decode and prefill kernels in bfloat16; in FP8 vLLM's CUTLASS linears with a "
+    "scale for each token, vLLM's kernels that quantize and ours, and decode kernels with an e4m3 "
+    "cache; in W4A16 vLLM's linears with groups of 128"
 )
 
 _Point = TypeVar("_Point")
@@ -158,14 +154,7 @@ def sections_of(has_fp8: bool) -> list[ProfileSection]:
             _section(FUSED_PART, "fused", FUSED_POINTS, measure_fused),
             _decode("fp8"),
         ]
-    sections += _linears("w4a16")
-    dims = dim_plans()
-    sections += [
-        _section("dims of linears", "gemm", dims, measure_dims, sum(len(x.dims) for x in dims)),
-        _section("attention by head size", "attention", HEAD_SIZES, measure_attention),
-        _sustained("bf16"),
-        _sustained("w4a16"),
-    ]
+    sections += [*_linears("w4a16"), _sustained("bf16"), _sustained("w4a16")]
     return [*sections, _sustained("fp8")] if has_fp8 else sections
 
 
@@ -177,8 +166,6 @@ def _nothing() -> GpuProfile:
         software=_software(),
         method=_METHOD,
         noise=_NOISE,
-        attention=[],
-        gemm=[],
     )
 
 
@@ -287,12 +274,11 @@ def _section(
     field: str,
     points: Sequence[_Point],
     measure: Callable[[Sequence[_Point], _Tick], object],
-    steps: int | None = None,
 ) -> ProfileSection:
-    """A section of which a profile has one list; `steps` are by default as many as `points`."""
+    """A section of which a profile has one list."""
     return ProfileSection(
         name,
-        len(points) if steps is None else steps,
+        len(points),
         lambda profile: bool(getattr(profile, field)),
         lambda profile, tick: {field: measure(points, tick)},
     )

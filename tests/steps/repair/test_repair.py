@@ -61,6 +61,7 @@ def test_the_command_reports_what_it_did(
     assert said["parameters"]["after"] == after.parameters
     assert said["kv_bytes_per_token"]["before"] == 2 * before.kv_elements
     assert said["kv_bytes_per_token"]["after"] == 2 * after.kv_elements
+    assert said["microseconds"]["before"] > 0
     assert {(c["role"], c["before"], c["after"]) for c in said["changes"]} >= {
         ("head", 18, 24),
         ("width", 21, 24),

@@ -17,8 +17,8 @@ from vllm_gac.options import option, refuse_unexpected
 class RepairRequest:
     """Which dims a repair may leave: each field is an option of `vllm-gac repair`.
 
-    A strategy is "minimal" (multiples of 8), "measured" (the fastest dims nearby in the profile of
-    `gpu`), or "none" (every dim).
+    A strategy is "minimal" (multiples of 8), "measured" (the fastest ranks and widths nearby by the
+    profile of `gpu`), or "none" (every dim).
 
     Raises:
         CheckpointError: A value is not allowed.
@@ -34,8 +34,8 @@ class RepairRequest:
         default="minimal",
         metadata=option(
             "--strategy",
-            "minimal: multiples of 8 (default); measured: the fastest dims nearby, by the GPU's "
-            "profile; none: every dim",
+            "minimal: multiples of 8 (default); measured: the fastest ranks and widths nearby, by "
+            "the GPU's profile; none: every dim",
             choices=STRATEGIES,
         ),
     )
@@ -43,7 +43,7 @@ class RepairRequest:
         default=None,
         metadata=option(
             "--gpu",
-            "profile for measured and for expected gains: h100, h200, or a profile.json",
+            "profile for measured and for predicted times: h100, h200, or a profile.json",
         ),
     )
     tensor_parallel_size: int = field(
