@@ -157,12 +157,12 @@ def main() -> None:
         *(_served(row, 120) for row in _FIRST),
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
         job("speed", _SPEED, 90, "make-kv--5", "make-all-methods--9--kv--75") | {"alone": True},
-        job("served-dense", _DENSE, 120, "model"),
-        job("forms", _FORMS, 100, "calibrate"),
         *(make(row, 130, "calibrate") for row in _ROWS if row not in _FIRST),
         *(_served(row, 120) for row in _ROWS if row not in _FIRST),
         *(make(row, 80, "calibrate") for row in _EXPECTED),
         *(_texts(row, 80) for row in _ROWS),
+        job("served-dense", _DENSE, 120, "model"),
+        job("forms", _FORMS, 300, "calibrate"),
     ]
     print(json.dumps(jobs, indent=1))
 
