@@ -33,13 +33,6 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Arrivals(Strict):
-    """The distribution of the gaps between arrivals; `cv` is their coefficient of variation."""
-
-    process: Literal["gamma", "weibull"] = "gamma"
-    cv: Annotated[float, Field(ge=0, le=20, allow_inf_nan=False)] = 1.0
-
-
 class FixedLengths(Strict):
     """All requests have the same lengths: for calibration and for comparison with other tools."""
 
@@ -98,7 +91,7 @@ class Scenario(Strict):
     lengths: str | FixedLengths
     rate: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
     duration: Seconds
-    arrivals: str | Arrivals = "poisson"
+    arrivals: str = "poisson"
     prefixes: SharedPrefixes | None = None
     sessions: Sessions | None = None
     scale: Scale = Scale()
@@ -120,8 +113,8 @@ class Scenario(Strict):
 
     @field_validator("arrivals")
     @classmethod
-    def _preset_exists(cls, arrivals: str | Arrivals) -> str | Arrivals:
-        if isinstance(arrivals, str) and arrivals not in PRESETS:
+    def _preset_exists(cls, arrivals: str) -> str:
+        if arrivals not in PRESETS:
             raise ValueError(f"no arrivals preset {arrivals!r}; there are {', '.join(PRESETS)}")
         return arrivals
 
@@ -131,14 +124,6 @@ class Scenario(Strict):
         if vocabulary[1] - vocabulary[0] < 16:
             raise ValueError("vocabulary must span at least 16 token ids")
         return vocabulary
-
-    @property
-    def process(self) -> Arrivals:
-        """The arrival process; a preset's name is resolved."""
-        if isinstance(self.arrivals, Arrivals):
-            return self.arrivals
-        process, cv = PRESETS[self.arrivals]
-        return Arrivals(process=process, cv=cv)
 
 
 def load_yaml(path: Path, model: type[Model], **overrides: object) -> Model:

@@ -182,7 +182,7 @@ def test_a_schedule_has_the_marginals_of_the_trace_and_the_gaps_asked_for(name: 
             assert np.mean(drawn <= value) >= p - 0.04
             assert np.mean(drawn < value) <= p + 0.04
     gaps = np.diff([r.timestamp for r in schedule.requests])  # whole milliseconds, as replayed
-    assert gaps.std() / gaps.mean() == pytest.approx(whole.process.cv, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(PRESETS[process][1], rel=0.05)
 
 
 # ---- arrivals ------------------------------------------------------------------------------------
