@@ -24,11 +24,11 @@ def refuse_unserved(directory: Path) -> None:
     }
     for name, read in readers.items():
         if os.path.lexists(path := directory / name):
-            refuse_escape(directory, path)
             with (
                 suppress(ModuleNotFoundError),
                 faults_named(path, "transformers, hence vLLM, cannot use it"),
             ):
+                refuse_escape(directory, path)
                 read(path)
 
 
