@@ -6,18 +6,22 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.dense_models import config
 from tests.support.exact_models import MODELS, exact_model, random_tokens
 from vllm_gac.compression.backward import entering_states, head_gradients
+from vllm_gac.compression.measured import probes
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.registry import compress_layer
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.probes import (
+    followed,
+    measure_followed,
     measure_gradients,
     measure_layer,
     positions,
-    probes,
 )
 from vllm_gac.compression.reference_model import Reference, head, layer_forward, layer_weights
+from vllm_gac.layout.dims import layout_of
 
 METHODS = ("heads", "prune", "lowrank")
 
@@ -95,3 +99,34 @@ def test_the_outputs_of_some_tokens_are_those_of_the_whole_layer(changes: dict[s
         products = (gradients * (after - before)[:, at]).sum(-1)
         expected = products.square().mean((0, 2)) / 2
         torch.testing.assert_close(lost.double(), expected, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
+def test_a_probe_that_is_followed_loses_what_the_whole_model_does(changes: dict[str, Any]) -> None:
+    model, tensors = exact_model(**changes)
+    read, tokens = tensors.__getitem__, random_tokens(3, 200)
+    entering, left, last = entering_states(model, read, tokens)
+    weights = layer_weights(model, read, 0)
+    layer = MeasuredLayer(
+        model.layout, weights, observe_layer(model, weights, entering)[0], model.inv_freq
+    )
+    dense = head(model, read, rest(model, tensors, left)).log_softmax(-1)
+    compared, passes = torch.arange(1, 199, 3), []
+    for number, stronger in followed(model.layout, (tried := probes(model.layout, METHODS)), 0):
+        assert tried[number].component in ("width", "rank.mlp")
+        lost = measure_followed(model, read, 0, layer, stronger, entering, last, passes.append)
+        smaller = {name: t.double() for name, t in compress_layer(layer, stronger).items()}
+        moved = rest(model, tensors, layer_forward(model, stronger, smaller, entering))
+        moved = head(model, read, moved).log_softmax(-1)
+        direct = (dense.exp() * (dense - moved)).sum(-1)[:, compared].mean()
+        assert lost == pytest.approx(float(direct), rel=1e-9)
+        assert lost > 1e-6
+    assert passes == [3] * 4
+
+
+@pytest.mark.parametrize(("layers", "count"), [(1, 1), (4, 1), (28, 7), (80, 8)])
+def test_so_few_layers_are_followed_that_the_time_grows_with_all(layers: int, count: int) -> None:
+    dense = layout_of(config(num_hidden_layers=layers))
+    tried = probes(dense, ("heads", "prune"))
+    each = [len(followed(dense, tried, index)) for index in range(layers)]
+    assert each == [1] * count + [0] * (layers - count)

@@ -40,7 +40,8 @@ class Work:
         """Most bytes on the device: one layer, a smaller one, its covariances, and an inverse or
         what autograd keeps of a batch.
 
-        Or the unembedding, and the logits of some tokens, with their shares and fp64 sums of these.
+        Or the unembedding, and the logits of some tokens, with their shares and fp64 sums of these;
+        probes need both at once, where layers behind them run.
         """
         layout, covariances = self.layout, self.measured.covariance_sizes(self.layout)
         squares = (*covariances, *self._metrics)
@@ -49,7 +50,9 @@ class Work:
         probed = (DRAWS + 2) * self._gradients // DRAWS // len(layout.layers)
         layer = 8 * layer_parameters(layout) + statistics + probed
         head = layout.vocab_size * (4 * layout.hidden_size + 16 * ROWS)
-        return max(layer, head if self.measured.probe_tokens or self._metrics else 0)
+        if self.measured.probe_tokens:
+            return layer + head
+        return max(layer, head if self._metrics else 0)
 
     @property
     def states_bytes(self) -> int:

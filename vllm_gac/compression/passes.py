@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from vllm_gac.checkpoint.atomic_files import write_floats, write_tensors
 from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.compression.backward import entering_states
 from vllm_gac.compression.measured import (
     HELD,
     PROBES,
@@ -36,6 +37,7 @@ from vllm_gac.compression.measured import (
     shrink_covariances,
 )
 from vllm_gac.compression.methods.base import MeasuredLayer, Probe
+from vllm_gac.compression.methods.registry import error_of
 from vllm_gac.compression.methods.statistics import (
     NORMED_KEYS,
     QUERY_ENERGY,
@@ -46,6 +48,8 @@ from vllm_gac.compression.moments import clip_weights, second_moment, size_limit
 from vllm_gac.compression.output_metrics import measure_output_metrics
 from vllm_gac.compression.probes import (
     DRAWS,
+    followed,
+    measure_followed,
     measure_gradients,
     measure_layer,
     positions,
@@ -68,6 +72,8 @@ from vllm_gac.texts.token_text import evenly_spread
 
 # What is kept of a pass for its continuation is large: a stop may cost so much work, and a layer.
 _KEEP_SECONDS = 20.0
+# Of the tokens that probes run on, how many run through the layers behind one, too.
+_FOLLOWED_TOKENS = 1 << 13
 # The kinds of files (`_path`).
 _KEPT = ("hidden", "metrics", "gradients", "metrics-by-input", "gradients-by-input")
 
@@ -125,6 +131,12 @@ class _Run:
     def probed(self) -> torch.Tensor:
         """The text that probes run on."""
         return self.held[: self.measured.probe_tokens // self.held.shape[1]]
+
+    @property
+    def some(self) -> list[int]:
+        """The numbers of its sequences that run through the layers behind a probe, too."""
+        most = max(1, _FOLLOWED_TOKENS // self.held.shape[1])
+        return evenly_spread(min(most, len(self.probed)), len(self.probed))
 
 
 @dataclass(slots=True)
@@ -209,14 +221,22 @@ def _stream(run: _Run) -> None:
             hidden, held = (
                 states.to(model.home) for states in embed_all(model, read, (run.tokens, run.probed))
             )
-        each, show = len(run.tokens) + len(held), run.progress
+        each, some, show = len(run.tokens) + len(held), run.some, run.progress
+        behind = sum(
+            len(followed(model.layout, tried, index)) * (layers - index)
+            for index in range(done, layers)
+        )
         with tqdm(
-            total=each * (layers - done),
+            total=each * (layers - done) + len(some) * (layers + behind if behind else 0),
             desc="calibrate",
             unit="seq",
             smoothing=0,
             disable=not show,
         ) as bar:
+            if behind:
+                *_, last = entering_states(
+                    model, read, run.probed[some], advance=lambda: bar.update(len(some))
+                )
             for index in range(done, layers):
                 weights = layer_weights(model, read, index)
                 stats, hidden = observe_layer(
@@ -230,15 +250,23 @@ def _stream(run: _Run) -> None:
                 stats = {**stats, **_read_metrics(run, index, measured.metrics)}
                 steady = shrink_covariances(stats, measured.tokens)
                 layer = MeasuredLayer(model.layout, weights, steady, model.inv_freq)
-                errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
+                errors = {c.name: c.errors(layer) for c in compressors}
+                measures = {f"errors.{name}": curve for name, curve in errors.items()}
                 if len(held):
-                    errors[PROBES] = _probed(run, index, layer, tried, held)
+                    lost = _probed(run, index, layer, tried, held)
+                    for number, stronger in followed(model.layout, tried, index):
+                        really = measure_followed(
+                            model, read, index, layer, stronger, held[some], last, bar.update
+                        )
+                        quadratic = float(lost[number, some].mean())
+                        lost[number] *= _scale(layer, tried[number], errors, quadratic, really)
+                    measures[PROBES] = lost.flatten()
                     held = layer_outputs(model, model.layout.layers[index], weights, held)
                     bar.update(len(held))
                 if written is not None:
                     written.result()
                 states = {"hidden": hidden, "held": held} if pause.over() else {}
-                written = writer.submit(_write_layer, file, index, {**stats, **errors}, states)
+                written = writer.submit(_write_layer, file, index, {**stats, **measures}, states)
         if written is not None:
             written.result()
 
@@ -261,12 +289,30 @@ def _probed(
     tried: Sequence[Probe],
     held: torch.Tensor,
 ) -> torch.Tensor:
-    """What the probes of layer `index` lose, [probes * sequences]."""
+    """What the probes of layer `index` lose by the quadratic form, [probes, sequences]."""
     count, length, size = held.shape
     shape = (DRAWS, count, len(positions(length)), size)
     gradients = kept_tensors(_path(run.file, "gradients", index), {"gradients": shape})["gradients"]
     gradients = gradients.to(held.device)
-    return measure_layer(run.model, layer, tried, held, gradients).flatten()
+    return measure_layer(run.model, layer, tried, held, gradients)
+
+
+def _scale(
+    layer: MeasuredLayer,
+    probe: Probe,
+    errors: Mapping[str, torch.Tensor],
+    lost: float,
+    really: float,
+) -> float:
+    """How many times as much as it has `lost` a probe should lose; at least 1.
+
+    The stronger one `really` loses so much, and losses are in proportion to errors.
+    """
+    error, larger = (
+        error_of(layer.layout, dims, probe.component, errors)
+        for dims in (probe.layer, probe.stronger or probe.layer)
+    )
+    return max(1.0, really * error / (lost * larger)) if lost * larger > 0 else 1.0
 
 
 def _read_metrics(run: _Run, index: int, linears: Sequence[str]) -> dict[str, torch.Tensor]:

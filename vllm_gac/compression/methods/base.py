@@ -74,10 +74,14 @@ class Compressor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The dims of a layer in which one component is smaller."""
+    """The dims of a layer in which one component is smaller.
+
+    In `stronger`, if there is one, it is about as small as plans make it at most.
+    """
 
     component: str
     layer: LayerLayout
+    stronger: LayerLayout | None = None
 
 
 @dataclass(frozen=True, slots=True)
