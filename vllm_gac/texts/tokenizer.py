@@ -63,14 +63,14 @@ class ModelTokenizer:
     """
 
     def __init__(self, model: Path) -> None:
-        self._model = model
+        self.model = model
         self._tokenizer, fault = _loaded(model)
         if fault is not None:
             _warn_once(fault)
 
     def ids(self, text: str, *, begins: bool) -> torch.Tensor:
         """The token ids [n] of `text`, with the leading tokens if it `begins` a document."""
-        with faults_named(self._model, _UNUSABLE):
+        with faults_named(self.model, _UNUSABLE):
             return torch.tensor(_ids(self._tokenizer, text, begins), dtype=torch.int64)
 
     @functools.cached_property
@@ -95,11 +95,6 @@ class ModelTokenizer:
         """The id of every token."""
         ids: dict[str, int] = self._tokenizer.get_vocab()
         return ids
-
-    @property
-    def model(self) -> Path:
-        """The model directory."""
-        return self._model
 
     @property
     def has_template(self) -> bool:
@@ -129,7 +124,7 @@ class ModelTokenizer:
         rest = after[0].lstrip() if len(after) == 1 else ""
         if not rest:
             raise CheckpointError(
-                f"{self._model}: its chat template does not write a user's words once with an end "
+                f"{self.model}: its chat template does not write a user's words once with an end "
                 "after them, so the model cannot write them itself; give --prompts"
             )
         special = next((token for token in self.special if rest.startswith(token)), None)
@@ -151,7 +146,7 @@ class ModelTokenizer:
         """
         if not self.has_template:
             raise CheckpointError(
-                f"{where}: has 'messages', and {self._model} has no chat template to make text of "
+                f"{where}: has 'messages', and {self.model} has no chat template to make text of "
                 "them; give rows with a 'text'"
             )
         for name, value in (("messages", messages), ("tools", tools or [])):
