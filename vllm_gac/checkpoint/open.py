@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from vllm_gac.checkpoint.digests import changed_files
@@ -131,7 +131,7 @@ class Checkpoint:
             )
         return None
 
-    @property
+    @cached_property
     def unpacked_dtype(self) -> StoredDtype:
         """The dtype in which packed weights are read: that of the matrices that are not packed."""
         return DTYPES[_common_dtype(self, self.required()) or "F32"]
@@ -170,28 +170,15 @@ class Checkpoint:
         It refuses NaN, infinity and what no model has, unless it may read `any_value`. Packed
         weights are read as numbers in the dtype of the others.
         """
-        return TensorReader(
-            self.directory, self.tensors, any_value, self.packed, self.unpacked_dtype
-        )
-
-
-_NONE: Mapping[str, PackedLinear] = MappingProxyType({})
+        return TensorReader(self, any_value)
 
 
 class TensorReader:
     """Reads tensors of a model directory by name. Opens each shard once, and is thread-safe."""
 
-    def __init__(
-        self,
-        directory: Path,
-        tensors: Mapping[str, TensorInfo],
-        any_value: bool = False,
-        packed: Mapping[str, PackedLinear] = _NONE,
-        dtype: StoredDtype = DTYPES["F32"],
-    ) -> None:
-        self._directory, self._tensors, self._any_value = directory, tensors, any_value
-        self._packed, self._dtype = packed, dtype
-        self._files = ShardFiles(directory)
+    def __init__(self, checkpoint: Checkpoint, any_value: bool) -> None:
+        self._checkpoint, self._any_value = checkpoint, any_value
+        self._files = ShardFiles(checkpoint.directory)
 
     def __enter__(self) -> Self:
         return self
@@ -206,15 +193,15 @@ class TensorReader:
 
     def __call__(self, name: str) -> "torch.Tensor":
         """Read tensor `name` of the layout. Raises CheckpointError if that is impossible."""
-        if (packed := self._packed.get(name)) is None:
+        if (packed := self._checkpoint.packed.get(name)) is None:
             return self.as_stored(name)
-        return packed.weight(self.as_stored).to(self._dtype.torch)
+        return packed.weight(self.as_stored).to(self._checkpoint.unpacked_dtype.torch)
 
     def as_stored(self, name: str) -> "torch.Tensor":
         """Read tensor `name` of the files. Raises CheckpointError if that is impossible."""
-        info = self._tensors.get(name)
+        info = self._checkpoint.tensors.get(name)
         if info is None:
-            raise CheckpointError(f"{self._directory}: tensor {name} is missing")
+            raise CheckpointError(f"{self._checkpoint.directory}: tensor {name} is missing")
         return self._files.tensor(name, info, self._any_value)
 
 

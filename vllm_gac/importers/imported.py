@@ -112,7 +112,7 @@ class ImportedReader(TensorReader):
     """Reads the tensors of an imported model's layout."""
 
     def __init__(self, imported: Imported, any_value: bool) -> None:
-        super().__init__(imported.directory, imported.tensors, any_value)
+        super().__init__(imported, any_value)
         self._imported = imported
 
     def __call__(self, name: str) -> "torch.Tensor":
