@@ -5,6 +5,7 @@ them (`checkpoint_of`; `faults` compares the tensors with the layout).
 """
 
 import hashlib
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,8 @@ from vllm_gac.layout.schema import HfConfig, validate
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _OF_ADAPTER = re.compile(r"\.base_layer\.|\.lora_[AB]\.")
@@ -288,16 +291,16 @@ def served_dtype(checkpoint: Checkpoint) -> str | None:
     return WEIGHT_DTYPES.get(stored or "")
 
 
-def dtype_warning(checkpoint: Checkpoint) -> str | None:
-    """A sentence if weights are cast to a dtype of less range when they are served, or None."""
+def warn_of_dtype(checkpoint: Checkpoint) -> None:
+    """Log it if weights are cast to a dtype of less range when they are served."""
     stored = _common_dtype(checkpoint, checkpoint.required())
-    if (stored, served_dtype(checkpoint)) != ("BF16", "float16"):
-        return None
-    return (
-        f"{checkpoint.directory / 'config.json'}: dtype is float16, but the weights are bfloat16, "
-        "which has far larger numbers: vLLM casts them, and what exceeds 65,504 becomes infinite; "
-        'write "dtype": "bfloat16"'
-    )
+    if (stored, served_dtype(checkpoint)) == ("BF16", "float16"):
+        logger.warning(
+            "%s: dtype is float16, but the weights are bfloat16, which has far larger numbers: "
+            "vLLM casts them, and what exceeds 65,504 becomes infinite; write "
+            '"dtype": "bfloat16"',
+            checkpoint.directory / "config.json",
+        )
 
 
 def _header_faults(checkpoint: Checkpoint) -> Iterator[str]:

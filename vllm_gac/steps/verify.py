@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vllm_gac.checkpoint.engine_files import refuse_unserved
 from vllm_gac.checkpoint.hub import model_directory
-from vllm_gac.checkpoint.open import dtype_warning
+from vllm_gac.checkpoint.open import warn_of_dtype
 from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sentence
@@ -62,8 +62,7 @@ def verify(
         errors = [sentence(fault) for fault in all_faults(checkpoint, progress=progress)]
     except CheckpointError as e:
         return Verification(False, [str(e)], 0, 0)
-    if warning := dtype_warning(checkpoint):
-        logger.warning("%s", warning)
+    warn_of_dtype(checkpoint)
     _warn_of_tokens(checkpoint.directory)
     return Verification(not errors, errors, len(checkpoint.tensors), checkpoint.layout.parameters)
 

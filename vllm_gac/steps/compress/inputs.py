@@ -1,6 +1,5 @@
 """What a compression reads: the model, its plan and texts; and all that is refused about them."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from vllm_gac import demo
 from vllm_gac.checkpoint.engine_files import refuse_unserved
 from vllm_gac.checkpoint.locate import auxiliary_files
-from vllm_gac.checkpoint.open import Checkpoint, dtype_warning, open_dense
+from vllm_gac.checkpoint.open import Checkpoint, open_dense, warn_of_dtype
 from vllm_gac.checkpoint.writer import fingerprint, size_and_time
 from vllm_gac.compression.measured import StatsSpec
 from vllm_gac.compression.statistics_file import Statistics, open_statistics
@@ -20,8 +19,6 @@ from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.text import calibration_texts, described, sha256_of, text_files
 from vllm_gac.steps.max_loss.score import check_command
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +67,7 @@ class CompressInputs:
         checkpoint = open_dense(directory)
         refuse_unserved(directory)
         auxiliary_files(directory)  # refuses files that cannot be copied before the work begins
-        if warning := dtype_warning(checkpoint):
-            logger.warning("%s", warning)
+        warn_of_dtype(checkpoint)
         if score is not None:
             check_command(score)
         plan = _plan(requested, checkpoint, by_loss=bool(held_out) or score is not None)

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from vllm_gac.checkpoint.engine_files import refuse_unserved
 from vllm_gac.checkpoint.hub import model_directory
-from vllm_gac.checkpoint.open import Checkpoint, dtype_warning, faults, served_dtype
+from vllm_gac.checkpoint.open import Checkpoint, faults, served_dtype, warn_of_dtype
 from vllm_gac.compression.devices import home_of, prepare_device
 from vllm_gac.compression.reference_model import (
     Reference,
@@ -115,8 +115,7 @@ def checked(model: Path) -> Checkpoint:
     for fault in faults(checkpoint):
         raise CheckpointError(fault)
     refuse_unserved(model)
-    if warning := dtype_warning(checkpoint):
-        logger.warning("%s", warning)
+    warn_of_dtype(checkpoint)
     return checkpoint
 
 
