@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_gac.alignment import fastest_dim
+from vllm_gac.alignment import rules
 from vllm_gac.alignment.rules import STRATEGIES, align, allowed_dims
 from vllm_gac.gpu.profile_files import read_profile, write_profile
 from vllm_gac.layout.schema import Role
@@ -97,7 +97,7 @@ def test_the_smallest_of_the_equally_fast_ranks_and_widths_is_measured(
     path = tmp_path / "profile.json"
     write_profile(path, read_profile("h200"))
     monkeypatch.setattr(
-        fastest_dim, "gemm_microseconds", lambda m, n, k, profile: times.get(min(n, k), 20.0)
+        rules, "gemm_microseconds", lambda m, n, k, profile: times.get(min(n, k), 20.0)
     )
     for role in ("rank", "width"):
         assert [align(d, "measured", role, str(path)) for d in (1001, 1017)] == [1016, 1024]

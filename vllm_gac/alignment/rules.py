@@ -6,7 +6,7 @@ A dim has a role: `head` (size of a key or value head), `rank` (of a factorized 
     none      every dim is allowed
     minimal   multiples of 8: rows of 16 bytes in 16-bit types; other dims are far slower
     measured  of ranks and widths the fastest nearby dim according to the GPU's profile (see
-              fastest_dim.py); of head sizes as minimal: no kernel runs larger heads faster
+              `_fastest_dim`); of head sizes as minimal: no kernel runs larger heads faster
 
 Quantization adds multiples of its own (`QuantizationMultiples`): rows of 16 bytes hold more
 elements in smaller types, and a block of weights that shares one scale must be whole.
@@ -19,7 +19,9 @@ from functools import cache
 from types import MappingProxyType
 from typing import get_args
 
-from vllm_gac.alignment.fastest_dim import fastest_dim
+from vllm_gac.gpu.latency.gemm import gemm_microseconds
+from vllm_gac.gpu.profile import GpuProfile
+from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.rounding import round_up
 from vllm_gac.layout.schema import Role, Strategy
@@ -71,6 +73,8 @@ LINEAR_MULTIPLES = {
     "mxfp4": 32,
     **{name: max(group, _MARLIN_TILE // 2) for name, group in GROUPS.items()},
 }
+# Tokens of the GEMMs that tell which dims are fast, and their other dim.
+_BATCHES, _FIXED = (1, 16, 128, 2048), 4096
 # FlashAttention accepts only these head sizes with an FP8 cache.
 FP8_CACHE_MULTIPLE = 16
 
@@ -192,5 +196,27 @@ def _align_part(dim: int, strategy: Strategy, role: Role, gpu: str | None) -> in
     if strategy == "none":
         return dim
     if strategy == "measured" and role != "head":
-        return fastest_dim(dim, gpu)
+        return _fastest_dim(dim, read_profile(gpu or DEFAULT_GPU))
     return round_up(dim, 8)
+
+
+def _fastest_dim(dim: int, profile: GpuProfile) -> int:
+    """The smallest of the fastest multiples of 8 from `dim` to the next multiple of 64.
+
+    Other dims are far slower, and larger ones only more work: no tile is larger. Raises
+    ProfileError if the profile has no times of linears.
+    """
+    dims = range(round_up(dim, 8), round_up(dim, 64) + 1, 8)
+    slowest = min(_log_time(d, profile) for d in dims) + math.log1p(profile.noise)
+    return next(d for d in dims if _log_time(d, profile) <= slowest)
+
+
+@cache
+def _log_time(dim: int, profile: GpuProfile) -> float:
+    """Log of the geometric mean of GEMMs with `dim` as N and as K, and each number of tokens."""
+    times = (
+        gemm_microseconds(m, *shape, profile)
+        for m in _BATCHES
+        for shape in ((dim, _FIXED), (_FIXED, dim))
+    )
+    return sum(map(math.log, times)) / (2 * len(_BATCHES))

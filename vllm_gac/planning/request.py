@@ -6,9 +6,16 @@ Every field of `PlanRequest` is also an option of the command line (`vllm_gac.op
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from vllm_gac.alignment.rules import GROUPS, LINEAR_MULTIPLES, STRATEGIES, quantized_as
+from vllm_gac.alignment.rules import (
+    GROUPS,
+    LINEAR_MULTIPLES,
+    STRATEGIES,
+    allowed_dims,
+    quantized_as,
+)
 from vllm_gac.compression.methods.registry import METHODS, usual_methods
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import BatchMix, Deployment, lacks_fused_times
@@ -16,9 +23,9 @@ from vllm_gac.gpu.profile import W4A16_GROUP, GpuProfile, Types, WeightsDtype
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
 from vllm_gac.layout.key_forms import KEY_FORMS
+from vllm_gac.layout.rounding import evenly_spread
 from vllm_gac.layout.schema import Role, Strategy
 from vllm_gac.options import option, record_of, refuse_unexpected
-from vllm_gac.planning.allowed_dims import allowed_dims
 
 # The objective of a plan within a loss.
 Minimized: TypeAlias = Literal["time", "bytes"]
@@ -45,6 +52,15 @@ _MEASURED: dict[str | None, WeightsDtype] = {
     "fp8_per_channel": "fp8",
     **dict.fromkeys(GROUPS, "w4a16"),
 }
+# Preferred steps between dims by role, and how often a step must fit into the dense dim. The first
+# step that does is taken.
+_STEPS: dict[Role, tuple[tuple[int, ...], int]] = {
+    "head": ((16, 8, 2), 4),
+    "width": ((64, 16, 8), 16),
+    "rank": ((16, 8), 4),
+}
+# At most this many head sizes are tried. Without alignment there are more, and some are left out.
+_MAX_SIZES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +273,7 @@ class PlanRequest:
         parallel = self.tensor_parallel_size
         quantized = quantized_as(self.quantization, self.kv_cache_dtype == "fp8")
         multiple = quantized.multiple(role, heads, parallel)
-        return allowed_dims(full, self.align, role, self.gpu, parallel, multiple)
+        return _up_to(full, self.align, role, self.gpu, parallel, multiple)
 
     def deployment(self) -> "Deployment | None":
         """The deployment that the plan is for, or None if the request names none.
@@ -331,3 +347,19 @@ class PlanRequest:
         """The fields that have another value than the default, as JSON values."""
         default = record_of(PlanRequest())
         return {name: value for name, value in record_of(self).items() if value != default[name]}
+
+
+@cache
+def _up_to(
+    full: int, strategy: Strategy, role: Role, gpu: str | None, parallel: int, multiple: int
+) -> tuple[int, ...]:
+    """The allowed dims up to the dense one, which always is, in rising order."""
+    more = {"tensor_parallel_size": parallel, "multiple": multiple}
+    dims = {full, *allowed_dims(1, full, strategy, role, gpu, **more)}
+    if strategy == "minimal":
+        steps, fewest = _STEPS[role]
+        step = next((s for s in steps if s * fewest <= full), steps[-1])
+        step *= parallel if role == "width" else 1
+        dims = {d for d in dims if d % step == 0 or d == full}
+    rising = sorted(dims)
+    return tuple(evenly_spread(rising, _MAX_SIZES) if role == "head" else rising)
