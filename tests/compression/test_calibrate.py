@@ -16,7 +16,7 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.compression import passes
 from vllm_gac.compression.effort import Work
-from vllm_gac.compression.measured import STATISTICS, probes
+from vllm_gac.compression.measured import STATISTICS
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import embed, layer_forward, layer_weights, reference
 from vllm_gac.compression.statistics_file import open_statistics
@@ -148,7 +148,7 @@ def test_hidden_states_on_the_device_give_the_same_statistics(
 
 
 @pytest.mark.parametrize("really", [0.0, 1e6])
-def test_a_loss_is_at_least_in_proportion_to_what_is_really_lost(
+def test_a_probe_loses_at_least_what_is_really_lost(
     really: float, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the MLP in the first quarter of the layers; nothing else changes."""
@@ -163,13 +163,7 @@ def test_a_loss_is_at_least_in_proportion_to_what_is_really_lost(
     if not really:
         assert (lost == form).all()
         return
-    width, *_ = probes(checkpoint.layout, ALONE)
-    assert width.stronger is not None
-    error, larger = (
-        float(load_file(tmp_path / "stats")["layers.0.errors.width"][dims.intermediate_size])
-        for dims in (width.layer, width.stronger)
-    )
-    assert lost[0, 0].mean() == pytest.approx(really * error / larger, rel=1e-4)
+    assert lost[0, [0, 2]].mean(1) == pytest.approx(really, rel=1e-4)
     changed = (lost != form).any(2)
     assert changed.tolist() == [[True, False, True], [False] * 3]
 

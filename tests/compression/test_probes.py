@@ -112,11 +112,13 @@ def test_a_probe_that_is_followed_loses_what_the_whole_model_does(changes: dict[
     )
     dense = head(model, read, rest(model, tensors, left)).log_softmax(-1)
     compared, passes = torch.arange(1, 199, 3), []
-    for number, stronger in followed(model.layout, (tried := probes(model.layout, METHODS)), 0):
+    tried = probes(model.layout, METHODS)
+    for number in followed(model.layout, tried, 0):
         assert tried[number].component in ("width", "rank.mlp")
-        lost = measure_followed(model, read, 0, layer, stronger, entering, last, passes.append)
-        smaller = {name: t.double() for name, t in compress_layer(layer, stronger).items()}
-        moved = rest(model, tensors, layer_forward(model, stronger, smaller, entering))
+        target = tried[number].layer
+        lost = measure_followed(model, read, 0, layer, target, entering, last, passes.append)
+        smaller = {name: t.double() for name, t in compress_layer(layer, target).items()}
+        moved = rest(model, tensors, layer_forward(model, target, smaller, entering))
         moved = head(model, read, moved).log_softmax(-1)
         direct = (dense.exp() * (dense - moved)).sum(-1)[:, compared].mean()
         assert lost == pytest.approx(float(direct), rel=1e-9)

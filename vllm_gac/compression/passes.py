@@ -37,7 +37,6 @@ from vllm_gac.compression.measured import (
     shrink_covariances,
 )
 from vllm_gac.compression.methods.base import MeasuredLayer, Probe
-from vllm_gac.compression.methods.registry import error_of
 from vllm_gac.compression.methods.statistics import (
     NORMED_KEYS,
     QUERY_ENERGY,
@@ -74,6 +73,7 @@ from vllm_gac.texts.token_text import evenly_spread
 _KEEP_SECONDS = 20.0
 # Of the tokens that probes run on, how many run through the layers behind one, too.
 _FOLLOWED_TOKENS = 1 << 13
+_MIN_LOSS = 1e-12
 # The kinds of files (`_path`).
 _KEPT = ("hidden", "metrics", "gradients", "metrics-by-input", "gradients-by-input")
 
@@ -250,23 +250,30 @@ def _stream(run: _Run) -> None:
                 stats = {**stats, **_read_metrics(run, index, measured.metrics)}
                 steady = shrink_covariances(stats, measured.tokens)
                 layer = MeasuredLayer(model.layout, weights, steady, model.inv_freq)
-                errors = {c.name: c.errors(layer) for c in compressors}
-                measures = {f"errors.{name}": curve for name, curve in errors.items()}
+                errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
                 if len(held):
                     lost = _probed(run, index, layer, tried, held)
-                    for number, stronger in followed(model.layout, tried, index):
+                    for number in followed(model.layout, tried, index):
                         really = measure_followed(
-                            model, read, index, layer, stronger, held[some], last, bar.update
+                            model,
+                            read,
+                            index,
+                            layer,
+                            tried[number].layer,
+                            held[some],
+                            last,
+                            bar.update,
                         )
-                        quadratic = float(lost[number, some].mean())
-                        lost[number] *= _scale(layer, tried[number], errors, quadratic, really)
-                    measures[PROBES] = lost.flatten()
+                        lost[number] *= max(
+                            1.0, really / max(_MIN_LOSS, float(lost[number, some].mean()))
+                        )
+                    errors[PROBES] = lost.flatten()
                     held = layer_outputs(model, model.layout.layers[index], weights, held)
                     bar.update(len(held))
                 if written is not None:
                     written.result()
                 states = {"hidden": hidden, "held": held} if pause.over() else {}
-                written = writer.submit(_write_layer, file, index, {**stats, **measures}, states)
+                written = writer.submit(_write_layer, file, index, {**stats, **errors}, states)
         if written is not None:
             written.result()
 
@@ -295,24 +302,6 @@ def _probed(
     gradients = kept_tensors(_path(run.file, "gradients", index), {"gradients": shape})["gradients"]
     gradients = gradients.to(held.device)
     return measure_layer(run.model, layer, tried, held, gradients)
-
-
-def _scale(
-    layer: MeasuredLayer,
-    probe: Probe,
-    errors: Mapping[str, torch.Tensor],
-    lost: float,
-    really: float,
-) -> float:
-    """How many times as much as it has `lost` a probe should lose; at least 1.
-
-    The stronger one `really` loses so much, and losses are in proportion to errors.
-    """
-    error, larger = (
-        error_of(layer.layout, dims, probe.component, errors)
-        for dims in (probe.layer, probe.stronger or probe.layer)
-    )
-    return max(1.0, really * error / (lost * larger)) if lost * larger > 0 else 1.0
 
 
 def _read_metrics(run: _Run, index: int, linears: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -12,8 +12,8 @@ layer for each probe are enough, and the time grows in proportion to the layers.
 computed at some of the tokens only.
 
 The form says too little of the MLPs of the first layers, which make massive activations: at some
-tokens of some texts the layers behind then do something else. So these run too, with the MLP about
-as small as plans make it, and the loss is at least in proportion to what the model really loses.
+tokens of some texts the layers behind then do something else. So these run too, and a probe loses
+at least what the model really does.
 """
 
 import math
@@ -50,13 +50,11 @@ _COMPARED_STEP = 4
 _SHARE, _MAX_LAYERS = 1 / 4, 8
 
 
-def followed(
-    dense: ModelLayout, tried: Sequence[Probe], index: int
-) -> list[tuple[int, LayerLayout]]:
-    """What `measure_followed` measures of layer `index`: numbers of probes, and their stronger."""
+def followed(dense: ModelLayout, tried: Sequence[Probe], index: int) -> list[int]:
+    """The numbers of the probes of layer `index` that `measure_followed` is to measure."""
     if index >= min(_MAX_LAYERS, math.ceil(_SHARE * len(dense.layers))):
         return []
-    return [(number, probe.stronger) for number, probe in enumerate(tried) if probe.stronger]
+    return [number for number, probe in enumerate(tried) if probe.followed]
 
 
 def positions(length: int, most: int = _STEP) -> torch.Tensor:

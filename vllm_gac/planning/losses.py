@@ -21,13 +21,7 @@ from numpy.typing import NDArray
 
 from vllm_gac.compression.measured import probes
 from vllm_gac.compression.methods.base import Curve, Probe
-from vllm_gac.compression.methods.registry import (
-    METHODS,
-    component_of,
-    error_of,
-    methods_of,
-    owner_of,
-)
+from vllm_gac.compression.methods.registry import METHODS, component_of, methods_of, owner_of
 from vllm_gac.compression.statistics_file import Statistics
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
@@ -141,7 +135,10 @@ def measured_losses(
     for of, lost in zip(errors, np.maximum(measured, _MIN_LOSS), strict=True):
         worth = {}
         for probe, x in zip(tried, lost, strict=True):
-            error = error_of(dense, probe.layer, probe.component, of)
+            dims = _dims(dense, probe.layer, of)
+            error = sum(
+                float(of[name][dim]) for name, dim in dims if component_of(name) == probe.component
+            )
             worth[probe.component] = x / max(error, _MIN_LOSS)
         losses.append({name: worth[component_of(name)] * curve for name, curve in of.items()})
     return losses

@@ -76,12 +76,12 @@ class Compressor(Protocol):
 class Probe:
     """The dims of a layer in which one component is smaller.
 
-    In `stronger`, if there is one, it is about as small as plans make it at most.
+    Of the first layers, some are `followed` through all layers behind (compression/probes.py).
     """
 
     component: str
     layer: LayerLayout
-    stronger: LayerLayout | None = None
+    followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

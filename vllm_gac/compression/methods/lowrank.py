@@ -31,7 +31,7 @@ from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, breakeven_ra
 from vllm_gac.layout.rounding import evenly_spread
 
 # Share of the parameters that probes keep. Plans have ranks like these.
-_PROBED, _STRONGER = 0.8, 0.5
+_PROBED = 0.8
 # A linear whose factors keep a share of its parameters loses this fraction of the width's loss.
 _PRIOR = {"mlp": 0.7 / 3, "self_attn": 0.17 / 4}
 # The shares of its parameters that a factorized linear may keep in a layer with smaller heads.
@@ -62,9 +62,14 @@ class LowRank(Method):
 
     def probes(self, dense: ModelLayout) -> Iterator[Probe]:
         """Of all linear layers of attention, and of all of the MLP."""
+        layer = dense.layers[0]
         for part in self.components:
-            layer, stronger = (_of_share(dense, part, share) for share in (_PROBED, _STRONGER))
-            yield Probe(part, layer, stronger if part == "rank.mlp" else None)
+            ranks = {
+                name: max(1, int(breakeven_rank(dense, layer, name, _PROBED)))
+                for name in LINEARS
+                if name.startswith(part.removeprefix("rank."))
+            }
+            yield Probe(part, with_ranks(layer, ranks), followed=part == "rank.mlp")
 
     def prior(self, dense: ModelLayout) -> dict[str, Curve]:
         """By rank. A rank that saves no parameters loses nothing."""
@@ -105,17 +110,6 @@ class LowRank(Method):
             full = min(dense.linear_shape(layer, name))
             if rank > full:
                 raise PlanError(f"{where}.ranks.{name}: {rank} exceeds the full rank {full}")
-
-
-def _of_share(dense: ModelLayout, part: str, share: float) -> LayerLayout:
-    """A dense layer in which every linear of `part` keeps a share of its parameters."""
-    layer = dense.layers[0]
-    ranks = {
-        name: max(1, int(breakeven_rank(dense, layer, name, share)))
-        for name in LINEARS
-        if name.startswith(part.removeprefix("rank."))
-    }
-    return with_ranks(layer, ranks)
 
 
 def with_ranks(layer: LayerLayout, ranks: Mapping[str, int]) -> LayerLayout:

@@ -26,8 +26,8 @@ _RIDGE = 1e-4
 _STEPS = 128
 # After so many steps the columns of what was removed, which are zero, are dropped.
 _TOGETHER = 16
-# Share of the dense width that probes have. Plans have widths like these.
-_PROBED, _STRONGER = 0.8, 0.5
+# Share of the dense width that probes have. Plans have widths like this.
+_PROBED = 0.8
 
 
 class Prune(Method):
@@ -52,11 +52,8 @@ class Prune(Method):
     def probes(self, dense: ModelLayout) -> Iterator[Probe]:
         """Of one narrower MLP."""
         layer = dense.layers[0]
-        narrower = (
-            replace(layer, intermediate_size=max(1, int(layer.intermediate_size * share)))
-            for share in (_PROBED, _STRONGER)
-        )
-        yield Probe("width", *narrower)
+        width = max(1, int(layer.intermediate_size * _PROBED))
+        yield Probe("width", replace(layer, intermediate_size=width), followed=True)
 
     def prior(self, dense: ModelLayout) -> dict[str, Curve]:
         """By the MLP's width."""

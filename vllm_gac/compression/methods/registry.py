@@ -3,9 +3,9 @@
 Reading the names imports no method, and so no torch.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -105,18 +105,6 @@ def owner_of(curve: str) -> "Method":
 def component_of(curve: str) -> str:
     """The component of a layer, which has probes, that a curve belongs to; as `owner_of`."""
     return next(name for name in owner_of(curve).components if curve.startswith(name))
-
-
-def error_of(
-    dense: "ModelLayout", layer: "LayerLayout", component: str, errors: Mapping[str, Any]
-) -> float:
-    """What curves of errors say of one component of `layer`, a layer of `dense` made smaller."""
-    return sum(
-        float(errors[name][dim])
-        for method in methods_of(METHODS)
-        for name, dim in method.curve_dims(dense, layer)
-        if name in errors and component_of(name) == component
-    )
 
 
 def methods_fault(kept: str | None, names: Iterable[str]) -> str | None:
