@@ -98,28 +98,6 @@ def test_commands_parse(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
             parser().parse_args(words[1:])
 
 
-def test_a_page_says_how_many_times_better_than_the_first_row() -> None:
-    text = page("name", result())
-    assert "| b | 3,000 (3.00x) | 1 (2.00x) |" in text
-    assert "| c | - | 4 (0.50x) |" in text
-    assert text.index("Random weights") < text.index("Q?")
-
-
-def test_rows_may_be_objects_in_two_tables() -> None:
-    data = result(
-        columns={"name": "model", "ratio": "loss", "interval": "95 %", "more": "not shown"},
-        rows=({"name": "a", "ratio": 1.10949, "interval": [1.0, 1.25]}, {"name": "b"}),
-        tables=(("name", "ratio"), ("name", "interval")),
-        compared={},
-        failed={"c": "out of memory"},
-    )
-    text = page("name", data)
-    assert "| model | loss |\n| --- | --- |\n| a | 1.109 |\n| b | - |" in text
-    assert "| a | 1 to 1.25 |" in text
-    assert "- c failed: out of memory" in text
-    assert "not shown" not in text
-
-
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     written = result(chart=Chart(label="model", bars=("time",), axis="faster"), notes=("n",))
     written.write(tmp_path / "a.json")

@@ -30,16 +30,6 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().out.startswith(expected)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself_and_has_json(
-    verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exited:
-        main([verb, "--help"])
-    assert exited.value.code == 0
-    assert "--json" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("args", "named"),
     [
@@ -205,8 +195,3 @@ def test_verify_names_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert err == ""  # no progress bar where there is no terminal
     assert main(["inspect", "--verify", str(tmp_path), "--json"]) == 1
     assert len(json.loads(capsys.readouterr().out)["faults"]) == 2
-
-
-def test_verify_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "--verify", str(tmp_path)]) == 1
-    assert capsys.readouterr().out.startswith(f"{tmp_path}: ")

@@ -76,10 +76,6 @@ def test_a_process_that_only_gives_its_shares_writes_nothing(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-def test_no_file_is_no_state(tmp_path: Path) -> None:
-    assert read(tmp_path / "state") == (None, {})
-
-
 def broken(path: Path) -> list[str]:
     """Write files beside the state in `path` that are none, or of another run; their names."""
     good, metadata = load_file(path), {"format": "2", "run": "run"}

@@ -115,14 +115,6 @@ def test_a_prediction_counts_every_turn(tmp_path: Path) -> None:
     assert "4 starts of a server, none of the 1 that run elsewhere" in last
 
 
-def test_who_begins_differs_between_repeats_and_parts(tmp_path: Path) -> None:
-    comparison = load_comparison(written(tmp_path))
-    orders = [
-        [turn.name for (turn,) in _rounds(comparison, shift, "1", tmp_path)] for shift in range(3)
-    ]
-    assert orders == [["slow-1", "fast-1"], ["fast-1", "slow-1"], ["slow-1", "fast-1"]]
-
-
 def test_servers_side_by_side_change_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     text = TEXT.replace("label: slow,", "label: slow, gpus: 2,")
@@ -297,15 +289,6 @@ def test_a_server_that_answers_nothing_or_dies_ends_the_comparison(
     assert str(tmp_path / "out" / "slow-1.log") in str(raised.value)
 
 
-def turns_and_starts(said: str) -> tuple[list[str], list[str]]:
-    lines = said.splitlines()
-    assert all("min left" in line for line in lines if ": turn " in line)
-    return (
-        [line.split(":")[0] for line in lines if ": turn " in line],
-        [line.split()[1] for line in lines if line.startswith("starting")],
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.needs("locust")
 def test_a_comparison_runs_every_server_in_alternating_order(
@@ -315,8 +298,10 @@ def test_a_comparison_runs_every_server_in_alternating_order(
     text = TEXT.replace("  - {{scenario: calibration", "#")  # each step is a client's start
     path = written(tmp_path, text, port=port)
     report = run_comparison(load_comparison(path), tmp_path / "out")
-    turns, starts = turns_and_starts(capsys.readouterr().out)
+    said = capsys.readouterr().out.splitlines()
+    turns = [line.split(":")[0] for line in said if ": turn " in line and "min left" in line]
     assert turns == ["slow-1", "fast-1", "fast-2", "slow-2"]
+    starts = [line.split()[1] for line in said if line.startswith("starting")]
     assert starts == [f"{turn}:" for turn in turns]
     content = json.loads(report.with_suffix(".json").read_text())
     there = [path.name for path in (tmp_path / "out" / "runs").iterdir()]

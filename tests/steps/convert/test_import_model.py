@@ -32,18 +32,9 @@ def per_layer_config(directory: Path) -> Written:
     return write(directory, RAW | written, model), model
 
 
-def hf_pruned(directory: Path) -> Written:
-    model = layer_models.heterogeneous(
-        RAW, [{"intermediate_size": 37}, {"num_key_value_heads": 1}, {}]
-    )
-    return write(directory, RAW, model), model
-
-
 FORMATS: dict[str, Callable[[Path], Written]] = {
     "asvd": low_rank("asvd"),
-    "svd-llm": low_rank("svd-llm"),
     "per-layer-config": per_layer_config,
-    "hf-pruned": hf_pruned,
 }
 
 
