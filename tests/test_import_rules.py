@@ -119,6 +119,12 @@ def test_only_what_serves_and_measures_imports_vllm() -> None:
             assert not any(part(other, 0) == "vllm" for other in imports(path)), path
 
 
+def test_a_folder_of_benchmarks_imports_itself_and_common() -> None:
+    for name, path in modules("benchmarks").items():
+        imported = {part(other, 1) for other in imports(path) if other.startswith("benchmarks.")}
+        assert imported <= {part(name, 1), "common"}, path
+
+
 def test_private_names_of_vllm_are_in_one_file() -> None:
     for name, path in OURS.items():
         if name == "vllm_gac.serving.vllm_internals":

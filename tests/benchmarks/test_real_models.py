@@ -141,6 +141,7 @@ def test_prompts_are_of_documented_functions_and_paragraphs() -> None:
 def test_patterns_choose_rows() -> None:
     assert chosen(["KV .5", "dense"]) == ["KV .5", "dense"]
     assert set(chosen(["*"])) == set(ROWS)
+    assert len({directory_name(name) for name in ROWS}) == len(ROWS)
     with pytest.raises(GacError, match=r"^--rows KV 9"):
         chosen(["KV 9"])
 
@@ -352,7 +353,3 @@ def test_the_page_has_a_line_for_each_row(tmp_path: Path) -> None:
     assert half["bf16_served"] == 0.25
     assert result["failed"] == {"KV .5: prose": "out of memory"}
     assert set(half) <= set(result["columns"])
-
-
-def test_names_of_rows_make_folders() -> None:
-    assert len({directory_name(name) for name in ROWS}) == len(ROWS)

@@ -9,6 +9,7 @@ from vllm_gac import (
     CalibrateRequest,
     CompressRequest,
     HealRequest,
+    PlanRequest,
     calibrate,
     compress,
     evaluate,
@@ -25,6 +26,7 @@ CALLS: dict[str, Any] = {
     "CalibrateRequest": CalibrateRequest,
     "CompressRequest": CompressRequest,
     "HealRequest": HealRequest,
+    "PlanRequest": PlanRequest,
 }
 COUNTS: tuple[Any, ...] = (float("nan"), -5, 1.5, True, "7", 10**40)
 WRONG: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -34,6 +36,14 @@ WRONG: dict[str, tuple[str, tuple[Any, ...]]] = {
     "revision": ("--revision", (7, b"main", "")),
     "methods": ("--method", ("heads", 7, [["heads"]], ("heads", "svd"), ())),
     "train": ("--train", ("both", 7)),
+    "param_ratio": ("--param-ratio", (0, 1.01, None)),
+    "kv_ratio": ("--kv-ratio", (float("nan"), "0.5")),
+    "align": ("--align", ("exact",)),
+    "key_group": ("--key-group", (3,)),
+    "tensor_parallel_size": ("--tp", (0, 2.0)),
+    "quantization": ("--quantization", ("int4",)),
+    "max_loss": ("--max-loss", (1,)),
+    "latency": ("--latency", (float("inf"),)),
 }
 TAKEN = {
     "calibrate": "device revision",
@@ -43,6 +53,8 @@ TAKEN = {
     "evaluate": "device max_tokens sequence_length revision",
     "heal": "device revision",
     "HealRequest": "sequence_length train",
+    "PlanRequest": "param_ratio kv_ratio methods align key_group tensor_parallel_size quantization "
+    "max_loss latency",
 }
 
 

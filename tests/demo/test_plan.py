@@ -8,7 +8,7 @@ from tests.conftest import MAKE_SERVE
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.statistics_file import open_statistics
 from vllm_gac.demo import MODEL, PLAN
-from vllm_gac.planning.losses import Losses, read_losses
+from vllm_gac.planning.losses import loss_of, read_losses
 from vllm_gac.planning.plan_file import planned_layout, read_plan
 from vllm_gac.planning.planner import best_plan
 from vllm_gac.planning.request import PlanRequest
@@ -32,18 +32,6 @@ def test_make_serve_and_the_tests_compress_alike() -> None:
     assert f"HOW = {options}\n" in (ROOT / "Makefile").read_text()
 
 
-def loss(losses: Losses) -> float:
-    """What the shipped plan loses by `losses`."""
-    dense = open_checkpoint(MODEL)
-    layout = planned_layout(dense, read_plan(PLAN, dense))
-    heads, total = layout.num_key_value_heads, 0.0
-    for curves, layer in zip(losses, layout.layers, strict=True):
-        total += curves[f"{layer.key.form}{heads // layer.key.heads}"][layer.key.size]
-        total += curves[f"value{heads // layer.value.heads}"][layer.value.size]
-        total += curves["width"][layer.intermediate_size]
-    return float(total)
-
-
 @pytest.mark.slow
 def test_calibrating_as_compress_does_leads_to_it(demo_statistics: Path) -> None:
     """Not to the same digits: sums depend on the number of threads and on the processor."""
@@ -57,4 +45,5 @@ def test_calibrating_as_compress_does_leads_to_it(demo_statistics: Path) -> None
     )
     best = best_plan(dense, losses, ASKED)
     assert best.expected_loss == pytest.approx(shipped.expected_loss, rel=0.01)
-    assert loss(losses) <= 1.01 * (best.expected_loss or 0)
+    layers = planned_layout(dense, shipped).layers
+    assert loss_of(dense.layout, layers, losses) <= 1.01 * (best.expected_loss or 0)

@@ -121,11 +121,6 @@ WIDE = [
 ]
 
 
-def group_of(kind: DecodeKind) -> int:
-    """How many original KV heads each latent gives keys to; 0 for rotary keys."""
-    return 0 if kind.latent is None else kind.latent.up.shape[1] // kind.geometry.query_size
-
-
 def launch_the_others(kind: DecodeKind) -> None:
     """Launch the other kernels for layers of these heads: cache, rotation, prefill, MLP."""
     g, latent, tokens = kind.geometry, kind.latent, 3
@@ -241,8 +236,9 @@ def has_room(kind: DecodeKind, capability: tuple[int, int]) -> bool:
     Only GPUs of 99 KB refuse any: large latents in fp8 that meet 64 rows of queries.
     """
     g = kind.geometry
+    group = 0 if kind.latent is None else kind.latent.up.shape[1] // g.query_size
     try:
-        tiling_of(g, kind.max_query_len, kind.cache_dtype.itemsize, group_of(kind), capability)
+        tiling_of(g, kind.max_query_len, kind.cache_dtype.itemsize, group, capability)
     except GacError:
         assert kind.cache_dtype == FP8
         assert kind.max_query_len == 8

@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -148,13 +147,6 @@ def random_cache(
     return cache, table
 
 
-def compile_all(batches: Iterable[Batch]) -> None:
-    """Compile the kernels for `batches` on all cores. This takes most of the time of a GPU test."""
-    with compiling_on_all_cores():
-        for batch in batches:
-            decode(batch, only_compile=True)
-
-
 def decode(batch: Batch, *, only_compile: bool = False) -> torch.Tensor:
     """The kernel's output on `batch`, with an extra row. The output holds NaN before the call."""
     geometry = batch.geometry
@@ -296,7 +288,9 @@ def test_random_batches_are_within_half_a_percent(keys: str, first: int) -> None
         seed: random_batch(seed, replace(sizes[seed % 3], latents=float(keys == "latent")))
         for seed in range(first, first + SEEDS_AT_ONCE)
     }
-    compile_all(batches.values())
+    with compiling_on_all_cores():  # this takes most of the time
+        for batch in batches.values():
+            decode(batch, only_compile=True)
     errors = {seed: relative_error(batch) for seed, batch in batches.items()}
     wrong = {seed: e for seed, e in errors.items() if not e < tolerance(batches[seed])}
     assert not wrong, [(error, batches[seed].geometry) for seed, error in wrong.items()]

@@ -1,6 +1,5 @@
 """YaRN's frequencies and magnitude are those of vLLM's dense models and of transformers."""
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -39,18 +38,13 @@ def yarn_ropes(draw: st.DrawFn) -> dict[str, Any]:
     } | {key: value for key, value in given.items() if value is not None}
 
 
-def _vllm_config() -> AbstractContextManager[None]:
-    from vllm.config import VllmConfig, set_current_vllm_config
-
-    return set_current_vllm_config(VllmConfig())
-
-
 @settings(max_examples=60)
 @given(yarn_ropes(), st.sampled_from([16, 64, 80, 128]))
 def test_equals_vllm_and_transformers(raw: dict[str, Any], head_dim: int) -> None:
     get_rope = pytest.importorskip("vllm.model_executor.layers.rotary_embedding").get_rope
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from vllm.config import VllmConfig, set_current_vllm_config
 
     rope = RopeParameters(**raw)
     ours = inverse_frequencies(rope, head_dim)
@@ -61,7 +55,7 @@ def test_equals_vllm_and_transformers(raw: dict[str, Any], head_dim: int) -> Non
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
     assert rope.magnitude == pytest.approx(magnitude, rel=1e-12)
 
-    with _vllm_config():
+    with set_current_vllm_config(VllmConfig()):
         table = get_rope(
             head_dim,
             raw["original_max_position_embeddings"],

@@ -36,3 +36,9 @@ def locust(*arguments: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
+
+
+def started(*arguments: Any) -> subprocess.Popen[str]:
+    """The client while it runs; all that it prints is one stream."""
+    into: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command(*arguments), cwd=ROOT, **into)

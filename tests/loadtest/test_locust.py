@@ -17,8 +17,8 @@ from loadtest.runs.run import load_run
 from tests.loadtest.locusts import (
     PRIORITY,
     ROOT,
-    command,
     locust,
+    started,
     written_schedule,
 )
 from tests.support.local_servers import free_port
@@ -64,13 +64,7 @@ def test_processes_share_the_schedule_and_leave_one_record_per_request(
 def test_ctrl_c_keeps_the_records_and_says_invalid(server: str, tmp_path: Path) -> None:
     schedule = written_schedule(tmp_path, rate=10, duration=600, output=2)
     out = tmp_path / "run"
-    with subprocess.Popen(
-        command(schedule, server, out, "--processes", "2"),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    with started(schedule, server, out, "--processes", "2") as process:
         records = [out / "records.0.jsonl", out / "records.1.jsonl"]
         wait_until(
             lambda: all(p.exists() and p.stat().st_size for p in records), PATIENCE, "records"
@@ -119,13 +113,8 @@ def another_run() -> Iterator[None]:
 def test_failed_requests_are_results_and_the_master_is_on_loopback(tmp_path: Path) -> None:
     schedule = written_schedule(tmp_path, rate=10, duration=2, output=2)
     out = tmp_path / "run"
-    with subprocess.Popen(
-        command(schedule, f"http://127.0.0.1:{free_port()}", out, "--processes", "2"),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    with started(schedule, nowhere, out, "--processes", "2") as process:
         wait_until(
             lambda: process.poll() is not None or (out / "run.json").exists(), PATIENCE, "a run"
         )

@@ -496,3 +496,26 @@ def test_a_compressed_model_is_not_planned_for(tmp_path: Path) -> None:
     )
     with pytest.raises(PlanError, match=str(compressed.directory)):
         best_plan(compressed, made_up_losses(compressed.layout), PlanRequest(kv_ratio=0.5))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"latency": 5.0, "latency_ratio": 0.5}, "--latency and --latency-ratio"),
+        ({"max_loss": 0.01, "latency_ratio": 0.5}, "--max-loss"),
+        ({"minimize": "bytes", "kv_ratio": 0.5}, "--minimize bytes"),
+    ],
+)
+def test_conflicting_options_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        PlanRequest(**given)
+
+
+def test_all_methods_may_make_the_fastest_model() -> None:
+    assert PlanRequest(max_loss=0.01).methods == ("heads", "prune", "lowrank")
+    assert PlanRequest(max_loss=0.01, methods=["prune"]).methods == ["prune"]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    request = PlanRequest(param_ratio=float(np.float32(0.5)), decode_batch=np.int64(8))
+    assert request.decode_batch == 8

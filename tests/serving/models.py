@@ -68,14 +68,9 @@ def write_model(directory: Path, layers: list[dict[str, Any]], **config: Any) ->
     raw["head_dim"] = layout.cache_head_dim
     (directory / "config.json").write_text(json.dumps(raw, indent=2))
     save_file(_weights(layout), directory / "model.safetensors", metadata={"format": "pt"})
-    copy_tokenizer(directory)
-    return layout
-
-
-def copy_tokenizer(directory: Path) -> None:
-    """Give the demo model's tokenizer to the model in `directory`."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo.MODEL / name, directory)
+    return layout
 
 
 def layout_with(layers: list[dict[str, Any]], **config: Any) -> ModelLayout:

@@ -32,10 +32,6 @@ class _Linear(nn.Module):
         return x @ self.weight.t(), None
 
 
-def _launch(*shapes: tuple[int, int]) -> Any:
-    return FusedLinears(*(_Linear(*shape) for shape in shapes))  # type: ignore[arg-type]
-
-
 class Quantized(UnquantizedLinearMethod):
     """A quantization method that derives from vLLM's for plain linears."""
 
@@ -123,7 +119,7 @@ def test_weight_reload_skips_counters(
 ) -> None:
     monkeypatch.setattr(fused_linears, "is_plain", lambda linear: True)
     monkeypatch.setattr(type(fused_linears.current_platform), "is_cuda", lambda self: True)
-    launch = _launch(*SHAPES)
+    launch: Any = FusedLinears(*(_Linear(*shape) for shape in SHAPES))  # type: ignore[arg-type]
     counters = launch.counters
     assert counters.numel() > 0
     reload.record_metadata_for_reloading(launch)

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,14 +27,8 @@ def test_a_run_killed_anywhere_resumes_to_the_same_bytes(
     verb: str, step: int, least: int, tmp_path: Path
 ) -> None:
     """Step 0 is a full disk, of which the run says so in a sentence."""
-    ended = _run("tests.steps.every_kill", tmp_path, verb, step)
-    assert ended["wrong"] == []
-    assert ended["kills"] >= least
-
-
-def _run(module: str, directory: Path, *words: object) -> Any:
     done = subprocess.run(
-        [sys.executable, "-m", module, directory, *map(str, words)],
+        [sys.executable, "-m", "tests.steps.every_kill", tmp_path, verb, str(step)],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         capture_output=True,
@@ -43,4 +36,6 @@ def _run(module: str, directory: Path, *words: object) -> Any:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    ended = json.loads(done.stdout)
+    assert ended["wrong"] == []
+    assert ended["kills"] >= least

@@ -29,6 +29,11 @@ def output(directory: Path, resume: bool = False, is_ours: bool = True) -> Outpu
     return Output(directory / "out", "repair", [], resume, is_ours=is_ours)
 
 
+def refused(directory: Path, named: str, record: dict[str, str], resume: bool = True) -> None:
+    with pytest.raises((CheckpointError, DiskError), match=named):
+        output(directory, resume).run(record).__enter__()
+
+
 def test_the_output_appears_when_it_is_complete(tmp_path: Path) -> None:
     with output(tmp_path).run(RECORD) as run:
         write_model(run.model, config())
@@ -45,12 +50,7 @@ def test_a_resumed_run_has_its_record_and_its_threads(tmp_path: Path) -> None:
     record = json.loads((run.work / "run.json").read_text())["run"]
     assert (record["threads"], record["torch_version"]) == (1, torch.__version__)
     torch.set_num_threads(2)
-    other = {"strategy": "none"}
-    with (
-        pytest.raises(CheckpointError, match="strategy"),
-        output(tmp_path, resume=True).run(other),
-    ):
-        pass
+    refused(tmp_path, "strategy", {"strategy": "none"})
     with output(tmp_path, resume=True).run(RECORD) as run:
         assert torch.get_num_threads() == 1
         write_model(run.model, config())
@@ -63,11 +63,7 @@ def test_work_of_another_version_is_refused_with_both(
     with pytest.raises(KeyboardInterrupt), output(tmp_path).run(RECORD):
         raise KeyboardInterrupt
     monkeypatch.setattr("vllm_gac.steps.model_run.version", lambda: "other")
-    with (
-        pytest.raises(CheckpointError, match=rf"{re.escape(version())}.*\bother\b"),
-        output(tmp_path, resume=True).run(RECORD),
-    ):
-        pass
+    refused(tmp_path, rf"{re.escape(version())}.*\bother\b", RECORD)
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -105,11 +101,7 @@ def test_a_run_that_is_done_or_was_stopped_in_its_last_moment_is_finished(
             assert (run.finished, run.model) == (True, tmp_path / "out")
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
     for resume, other in ((False, RECORD), (True, {"strategy": "none"})):
-        with (
-            pytest.raises(DiskError, match=f"{tmp_path / 'out'}: "),
-            output(tmp_path, resume).run(other),
-        ):
-            pass
+        refused(tmp_path, f"{tmp_path / 'out'}: ", other, resume)
 
 
 def test_a_process_that_does_not_write_leaves_nothing(tmp_path: Path) -> None:

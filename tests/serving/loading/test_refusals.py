@@ -16,10 +16,6 @@ from vllm_gac.layout.dims import layout_of
 from vllm_gac.serving.attention.reference_backend import GacReferenceImpl
 
 
-def _stream(directory: Path, **options: Any) -> dict[str, Any]:
-    return dict(stream(directory, **options))
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     write_model(tmp_path / "model", HETEROGENEOUS[:6])
@@ -31,25 +27,25 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 def test_an_intact_model_streams_every_tensor_of_its_layout(model: Path) -> None:
     layout = layout_of(json.loads((model / "config.json").read_text()))
-    assert sorted(_stream(model)) == sorted(layout.tensors())
+    assert sorted(dict(stream(model))) == sorted(layout.tensors())
     table = "model.layers.1.self_attn.rope_inv_freq"  # may be stored once for all key heads
     change_tensors(model / "model.safetensors", lambda t: t.update({table: t[table][:1].clone()}))
-    assert sorted(_stream(model)) == sorted(layout.tensors())
+    assert sorted(dict(stream(model))) == sorted(layout.tensors())
 
 
 def test_loader_options_are_honoured_or_named(model: Path) -> None:
     change_tensors(model / "model.safetensors", lambda t: t[DOWN].view(-1)[7:8].fill_(float("nan")))
-    assert DOWN in _stream(model, finite_check=False)
+    assert DOWN in dict(stream(model, finite_check=False))
     with pytest.raises(CheckpointError, match="--model-loader-extra-config: finite_chek"):
-        _stream(model, finite_chek=False)
+        dict(stream(model, finite_chek=False))
 
 
 def test_pickles_beside_the_shards_are_never_opened(model: Path) -> None:
     (model / "pytorch_model.bin").write_bytes(b"\x80\x04not a pickle")
-    assert DOWN in _stream(model)
+    assert DOWN in dict(stream(model))
     (model / "model.safetensors").unlink()
     with pytest.raises((CheckpointError, RuntimeError), match=r"safetensors|model weights"):
-        _stream(model)
+        dict(stream(model))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Exported models: our importer and transformers read them, and compute the same."""
 
 import json
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import (
     KeyLayout,
-    LayerLayout,
     ModelLayout,
     ValueLayout,
     layout_of,
@@ -136,33 +134,27 @@ def test_block_configs_alone_say_the_same(layers: Any, tmp_path: Path) -> None:
     assert (model_format, read.layout) == ("block-configs", layout)
 
 
-def _with_ranks(layer: LayerLayout) -> dict[str, Any]:
-    return {"ranks": {"mlp.up_proj": 8}}
-
-
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        (_with_ranks, "mlp.up_proj has two factors of rank 8"),
-        (lambda x: {"key": KeyLayout("latent", 2, 8)}, "keys are latents of 8"),
+        ({"ranks": {"mlp.up_proj": 8}}, "mlp.up_proj has two factors of rank 8"),
+        ({"key": KeyLayout("latent", 2, 8)}, "keys are latents of 8"),
         (
-            lambda x: {"key": KeyLayout("rotary", 2, 8, rope_table=True)},
+            {"key": KeyLayout("rotary", 2, 8, rope_table=True)},
             "keys have 8 numbers and RoPE frequencies of their own",
         ),
-        (lambda x: {"value": ValueLayout(2, 8)}, "2 values of 8 go with 2 keys of 16"),
-        (lambda x: {"value": ValueLayout(1, 16)}, "1 values of 16 go with 2 keys of 16"),
-        (lambda x: heads(2, 2), "2 query heads, 4 in layer 0"),
+        ({"value": ValueLayout(2, 8)}, "2 values of 8 go with 2 keys of 16"),
+        ({"value": ValueLayout(1, 16)}, "1 values of 16 go with 2 keys of 16"),
+        (heads(2, 2), "2 query heads, 4 in layer 0"),
     ],
 )
 def test_layers_that_no_other_format_can_store_are_refused(
-    changed: Callable[[LayerLayout], dict[str, Any]],
+    changed: dict[str, Any],
     sentence: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    dense: ModelLayout = layout_of(WIDE)
-    own = changed(dense.layers[1])
-    model = compressed(tmp_path / "gac", WIDE, {}, own, own)
+    model = compressed(tmp_path / "gac", WIDE, {}, changed, changed)
     said = error(capsys, "export", model, "--out", tmp_path / "out")
     assert f"{model}: layer 1: {sentence}: other formats say how many KV heads of 16" in said
     assert not (tmp_path / "out").exists()

@@ -1,5 +1,6 @@
 """compress --max-loss: models are written and measured until one is near the asked loss."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,13 @@ import pytest
 
 from tests.support.command import error, result
 from tests.support.dense_models import config, write, write_text
+from tests.support.hub import files_of
+from vllm_gac.demo import HELD_OUT, MODEL
 from vllm_gac.options import record_of
 from vllm_gac.planning.plan_file import Plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress.inputs import CompressInputs
-from vllm_gac.steps.max_loss.attempt import Attempt
+from vllm_gac.steps.max_loss.attempt import Attempt, record
 from vllm_gac.steps.max_loss.search import MAX_TRIES, next_expected
 
 
@@ -47,6 +50,20 @@ def test_a_plan_that_loses_too_much_is_not_made_again() -> None:
     after = next_expected(most, [replace(measured(most, 1.1 * most), expected_loss=expected)])
     assert after is not None
     assert after < expected
+
+
+def test_recording_twice_writes_the_attempts_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"gac": {"source": {}}}')
+    (tmp_path / "README.md").write_text("# A model\n")
+    tries = [measured(0.0055, 0.013), measured(0.004, 0.008)]
+    record(tmp_path, 0.01, tries[1], tries)
+    written = files_of(tmp_path)
+    record(tmp_path, 0.01, tries[1], tries)
+    assert written == files_of(tmp_path)
+    card = written["README.md"].decode()
+    assert "| 0.0040 | 0.80 % | 0.80 to 0.80 % | 100.0% | this model |" in card
+    source = json.loads(written["config.json"])["gac"]["source"]["max_loss"]
+    assert (source["asked"], source["measured"]) == (0.01, source["tried"][1])
 
 
 @pytest.mark.parametrize(
@@ -97,3 +114,27 @@ def test_the_loss_that_a_plan_was_made_for_can_be_measured(
     assert record_of(inputs.plan) == record_of(request)
     assert inputs.held_out == texts[1:]
     assert isinstance(opened([]).plan, Plan)
+
+
+HELD_OUT_CHARACTERS = 40_000  # as few as give intervals of about a percent
+
+
+@pytest.mark.slow
+def test_the_measured_loss_is_within_the_asked_one(
+    demo_statistics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "held-out.txt").write_text(HELD_OUT.read_text()[:HELD_OUT_CHARACTERS])
+    common = ("--method", "heads,prune", "--device", "cpu", "--quiet")
+    out = tmp_path / "out"
+    line = ("compress", MODEL, "--out", out, "--stats", demo_statistics, "--max-loss", 0.04)
+    held_out = ("--held-out", tmp_path / "held-out.txt")
+    printed = result(capsys, *line, *held_out, *common)["max_loss"]
+    source = json.loads((out / "config.json").read_text())["gac"]["source"]
+    assert printed == source["max_loss"]
+    measured = printed["measured"]
+    assert 1 < measured["ratio"] < measured["high"] <= 1.04
+    assert measured["time"] < 1
+    # What was written is what was measured, says a verb that knows nothing of the loop.
+    against = ("--against", MODEL, "--text", tmp_path / "held-out.txt", "--device", "cpu")
+    again = result(capsys, "evaluate", out, *against, "--quiet")
+    assert again["ratio"] == pytest.approx(measured["ratio"], rel=1e-6)
