@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from loadtest.errors import LoadTestError
 from loadtest.traffic.arrivals import arrival_times
 from loadtest.traffic.lengths import length_table, sample_lengths
-from loadtest.traffic.scenario import PRESETS, FixedLengths, Scenario, Sessions, SharedPrefixes
+from loadtest.traffic.scenario import FixedLengths, Scenario, Sessions, SharedPrefixes
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 
 Lengths = NDArray[np.int64]
@@ -43,9 +43,8 @@ class Turn:
 def generate(scenario: Scenario) -> Schedule:
     """The schedule of a scenario. Raises LoadTestError if its duration contains no request."""
     streams = [np.random.default_rng(s) for s in np.random.SeedSequence(scenario.seed).spawn(6)]
-    process, cv = PRESETS[scenario.arrivals]
     rate = scenario.rate / (1 if scenario.sessions is None else scenario.sessions.turns)
-    times = arrival_times(process, cv, rate, scenario.duration, streams[1])
+    times = arrival_times(scenario.arrivals, rate, scenario.duration, streams[1])
     if not len(times):
         raise LoadTestError(
             f"{scenario.name}: no request in {scenario.duration} s at {scenario.rate} per second "

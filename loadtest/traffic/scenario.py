@@ -1,12 +1,13 @@
 """A scenario in YAML: the traffic to generate, and the SLOs that answers should meet."""
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from loadtest.errors import LoadTestError, faults
+from loadtest.traffic.arrivals import Preset
 from loadtest.traffic.lengths import length_table
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -15,16 +16,6 @@ _SHIPPED = Path(__file__).parents[1] / "scenarios"
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
-
-# Burstiness of known services: (process, coefficient of variation of the gaps), fitted to Azure's
-# traces of 2023; AlpaServe's is the burstiest of its evaluation (Li et al., OSDI 2023).
-PRESETS: dict[str, tuple[Literal["gamma", "weibull"], float]] = {
-    "steady": ("gamma", 0.0),
-    "poisson": ("gamma", 1.0),
-    "azure-conversation": ("gamma", 1.1),
-    "azure-code": ("weibull", 3.2),
-    "alpaserve": ("gamma", 8.0),
-}
 
 
 class Strict(BaseModel):
@@ -91,7 +82,7 @@ class Scenario(Strict):
     lengths: str | FixedLengths
     rate: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
     duration: Seconds
-    arrivals: str = "poisson"
+    arrivals: Preset = "poisson"
     prefixes: SharedPrefixes | None = None
     sessions: Sessions | None = None
     scale: Scale = Scale()
@@ -110,13 +101,6 @@ class Scenario(Strict):
         if isinstance(lengths, str):
             length_table(lengths)
         return lengths
-
-    @field_validator("arrivals")
-    @classmethod
-    def _preset_exists(cls, arrivals: str) -> str:
-        if arrivals not in PRESETS:
-            raise ValueError(f"no arrivals preset {arrivals!r}; there are {', '.join(PRESETS)}")
-        return arrivals
 
     @field_validator("vocabulary")
     @classmethod

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 import loadtest
 from loadtest.errors import LoadTestError
-from loadtest.report.intervals import Floats
-from loadtest.traffic.arrivals import Process, arrival_times
+from loadtest.traffic.arrivals import Preset, arrival_times
 from loadtest.traffic.generate import generate
 from loadtest.traffic.lengths import length_table, length_tables
 from loadtest.traffic.prompts import text, token_ids
-from loadtest.traffic.scenario import PRESETS, Scenario, load_scenario
+from loadtest.traffic.scenario import Scenario, load_scenario
 from loadtest.traffic.schedule import (
     PromptRules,
     ScheduledRequest,
@@ -24,6 +23,10 @@ from loadtest.traffic.schedule import (
 )
 from tests.loadtest.runs import scenario
 
+# The coefficients of variation of gaps, by preset.
+VARIATION: dict[Preset, float] = {
+    "steady": 0, "poisson": 1, "azure-conversation": 1.1, "azure-code": 3.2, "alpaserve": 8
+}  # fmt: skip
 SHIPPED = sorted((Path(loadtest.__file__).parent / "scenarios").glob("*.yaml"))
 
 
@@ -46,7 +49,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             "lengths": draw(st.sampled_from(sorted(length_tables()))),
             "rate": draw(st.floats(1, 20)),
             "duration": 20.0,
-            "arrivals": draw(st.sampled_from(sorted(PRESETS))),
+            "arrivals": draw(st.sampled_from(sorted(VARIATION))),
             "prefixes": draw(st.sampled_from([None, prefixes])),
             "sessions": draw(st.sampled_from([None, sessions])),
             "max_model_len": draw(st.none() | st.integers(2, 9000)),
@@ -154,7 +157,7 @@ def test_a_run_without_a_request_is_refused() -> None:
         ("{name: x, lengths: azure-code, rate: .nan, duration: 1}", "rate: Input should be"),
         (
             "{name: x, lengths: azure-code, rate: 1, duration: 1, arrivals: bursty}",
-            "no arrivals preset 'bursty'; there are steady",
+            "arrivals: Input should be 'steady', 'poisson'",
         ),
     ],
 )
@@ -170,8 +173,8 @@ def test_a_wrong_scenario_is_one_clear_error(tmp_path: Path, text: str, message:
 
 @pytest.mark.parametrize("name", sorted(length_tables()))
 def test_a_schedule_has_the_marginals_of_the_trace_and_the_gaps_asked_for(name: str) -> None:
-    process = name if name in PRESETS else "poisson"
-    whole = scenario(lengths=name, rate=4, duration=20_000, arrivals=process)
+    preset = next((known for known in VARIATION if known == name), "poisson")
+    whole = scenario(lengths=name, rate=4, duration=20_000, arrivals=preset)
     schedule = generate(whole)
     table = length_table(name)
     for side in ("input", "output"):
@@ -182,33 +185,26 @@ def test_a_schedule_has_the_marginals_of_the_trace_and_the_gaps_asked_for(name: 
             assert np.mean(drawn <= value) >= p - 0.04
             assert np.mean(drawn < value) <= p + 0.04
     gaps = np.diff([r.timestamp for r in schedule.requests])  # whole milliseconds, as replayed
-    assert gaps.std() / gaps.mean() == pytest.approx(PRESETS[process][1], rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(VARIATION[preset], rel=0.05)
 
 
 # ---- arrivals ------------------------------------------------------------------------------------
 
 
-def arrivals(process: Process, cv: float, rate: float, seconds: float, seed: int) -> Floats:
-    return arrival_times(process, cv, rate, seconds, np.random.default_rng(seed))
+@pytest.mark.parametrize(("preset", "variation"), VARIATION.items())
+def test_gaps_have_the_coefficient_of_variation(preset: Preset, variation: float) -> None:
+    gaps = np.diff(arrival_times(preset, 100, 10_000, np.random.default_rng(0)))
+    assert gaps.mean() == pytest.approx(0.01, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05, abs=1e-9)
 
 
-@settings(max_examples=25)
-@given(
-    process=st.sampled_from(["gamma", "weibull"]),
-    cv=st.floats(0.1, 3.2),
-    seed=st.integers(0, 2**32),
+@pytest.mark.parametrize(
+    ("preset", "runs"), [("steady", 500), ("azure-conversation", 500), ("azure-code", 4000)]
 )
-def test_gaps_have_the_coefficient_of_variation(process: Process, cv: float, seed: int) -> None:
-    gaps = np.diff(arrivals(process, cv, 100, 10_000, seed))
-    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
-
-
-@pytest.mark.parametrize("process", ["gamma", "weibull"])
-@pytest.mark.parametrize(("cv", "runs"), [(0.5, 500), (1.0, 500), (3.0, 4000)])
-def test_the_expected_count_is_rate_times_duration(process: Process, cv: float, runs: int) -> None:
+def test_the_expected_count_is_rate_times_duration(preset: Preset, runs: int) -> None:
     # A renewal process that starts with an ordinary gap has (cv^2 - 1) / 2 arrivals too many:
     # 4 of 50 at cv 3. The standard error here is below 0.4.
-    counts = [len(arrivals(process, cv, 5, 10, seed)) for seed in range(runs)]
+    counts = [len(arrival_times(preset, 5, 10, np.random.default_rng(i))) for i in range(runs)]
     assert np.mean(counts) == pytest.approx(50, abs=1.5)
 
 
