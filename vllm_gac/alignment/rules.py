@@ -207,8 +207,9 @@ def _fastest_dim(dim: int, profile: GpuProfile) -> int:
     ProfileError if the profile has no times of linears.
     """
     dims = range(round_up(dim, 8), round_up(dim, 64) + 1, 8)
-    slowest = min(_log_time(d, profile) for d in dims) + math.log1p(profile.noise)
-    return next(d for d in dims if _log_time(d, profile) <= slowest)
+    times = {d: _log_time(d, profile) for d in dims}
+    slowest = min(times.values()) + math.log1p(profile.noise)
+    return next(d for d in dims if times[d] <= slowest)
 
 
 @cache
