@@ -16,7 +16,6 @@ from tests.support.dense_models import config, write, write_text
 from tests.support.stored_models import change_tensors, logits_of
 from vllm_gac.cli import main
 from vllm_gac.steps.evaluate import compare
-from vllm_gac.steps.evaluate.ratio import ratio
 from vllm_gac.texts import token_text
 from vllm_gac.texts.tokenizer import ModelTokenizer
 
@@ -121,12 +120,10 @@ def test_an_interval_is_of_documents_and_holds_the_ratio() -> None:
     dense = [rng.gauss(2, 1) for _ in document]
     shifts = [rng.gauss(0.05, 0.02) for _ in range(30)]
     losses = [loss + shifts[d] for loss, d in zip(dense, document, strict=True)]
-    estimate, low, high = ratio(losses, dense, document)
-    assert estimate == pytest.approx(math.exp(sum(shifts) / 30))
-    assert low < estimate < high
+    low, high = compare.ratio_interval(losses, dense, document, [1] * 90)
+    assert low < math.exp(sum(shifts) / 30) < high
     # The error of the mean of 30 documents, not that of 90 windows.
     assert math.log(high / low) == pytest.approx(2 * 1.96 * 0.02 / 30**0.5, rel=0.3)
-    assert ratio(dense, dense, document) == (1, 1, 1)
-    assert ratio([2 * loss for loss in losses], [0] * 90, document, [2] * 90)[0] == pytest.approx(
-        ratio(losses, [0] * 90, document)[0]
-    )
+    assert compare.ratio_interval(dense, dense, document, [1] * 90) == (1, 1)
+    doubled = [[2 * loss for loss in each] for each in (losses, dense)]
+    assert compare.ratio_interval(*doubled, document, [2] * 90) == pytest.approx((low, high))
