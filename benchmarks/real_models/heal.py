@@ -18,6 +18,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from vllm_gac.cli import main as command_line
@@ -54,7 +55,7 @@ class Timed(train.Healing):
         """As it was, timed. Each step waits for the gradients of its own tokens."""
         begun = time.monotonic()
         if step == _LISTED and torch.cuda.is_available():
-            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
                 finite = super().step(step, guard)
                 torch.cuda.synchronize()
             _print_kernels(profiled, time.monotonic() - begun)
@@ -83,9 +84,14 @@ class Timed(train.Healing):
 
 
 def _print_kernels(profiled: profile, seconds: float) -> None:
-    """Print what the kernels of a step take, by kind, and the ten that take most."""
+    """Print what the kernels of a step take, by kind, and the ten that take most; and the host."""
     kinds: Counter[str] = Counter()
-    kernels = [(e.key, e.self_device_time_total / 1e6, e.count) for e in profiled.key_averages()]
+    events = profiled.key_averages()
+    kernels = [
+        (e.key, e.self_device_time_total / 1e6, e.count)
+        for e in events
+        if e.device_type == DeviceType.CUDA
+    ]
     for name, taken, _ in kernels:
         kind = next((kind for kind, names in _KINDS.items() if re.search(names, name)), "the rest")
         kinds[kind] += taken
@@ -93,6 +99,8 @@ def _print_kernels(profiled: profile, seconds: float) -> None:
     line |= {kind: round(taken, 3) for kind, taken in kinds.most_common()}
     kernels.sort(key=lambda kernel: -kernel[1])
     line |= {"most": [(name[:90], round(taken, 4), count) for name, taken, count in kernels[:10]]}
+    host = sorted(events, key=lambda e: -e.self_cpu_time_total)[:10]
+    line |= {"host": [(e.key, round(e.self_cpu_time_total / 1e6, 4), e.count) for e in host]}
     print(json.dumps(line), flush=True)
 
 
