@@ -107,14 +107,17 @@ class Student:
         """
         if name in self._fixed:
             return self._fixed[name]
-        module, scale = self._module_of[name], self._scales.get(name, 1.0)
+        module, scale = self._module_of[name], self._scales.get(name)
         if not module.has(f"{name}.adapter_b"):
+            if scale is None:
+                return module.tensor(name).to(self._dtypes[name])
             stored: Tensor = _Stored.apply(module.tensor(name), scale, self._dtypes[name])  # type: ignore[no-untyped-call]
             return stored
         weight = module.tensor(name)
         with torch.autocast(weight.device.type, enabled=False):
             update = module.tensor(f"{name}.adapter_b") @ module.tensor(f"{name}.adapter_a")
-        return (weight.float() + _ADAPTER_SCALE * update / scale).to(weight.dtype)
+            update = update if scale is None else update / scale
+        return (weight.float() + _ADAPTER_SCALE * update).to(weight.dtype)
 
     def stored_layer(self, index: int) -> dict[str, Tensor]:
         """The tensors of a layer as they are stored, by their names within it, on the CPU.
@@ -188,7 +191,7 @@ class _Stored(torch.autograd.Function):
     """A parameter as it is stored: its scale is undone and it is rounded in one pass over it."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, parameter: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         """`parameter` divided by `scale`, in `dtype`."""
         ctx.scale, ctx.dtype = scale, parameter.dtype
         return _divided(parameter, scale, dtype)
@@ -199,9 +202,8 @@ class _Stored(torch.autograd.Function):
         return _divided(gradient, ctx.scale, ctx.dtype), None, None
 
 
-def _divided(x: Tensor, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
-    divisor = torch.as_tensor(scale, device=x.device)
-    return torch.div(x, divisor, out=torch.empty_like(x, dtype=dtype))
+def _divided(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.div(x, scale, out=torch.empty_like(x, dtype=dtype))
 
 
 class Teacher:
