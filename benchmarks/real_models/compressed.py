@@ -26,7 +26,7 @@ class Making:
         model: The dense model.
         stats: What `vllm-gac calibrate` wrote for it.
         work: Where models are written; one that is there is used.
-        heal_texts: For rows that are healed.
+        heal_texts: For rows that are healed; what an asked loss is measured on.
         heal_seconds: That healing may take.
         device: The torch device.
         seconds: That each step may take.
@@ -64,9 +64,13 @@ class Making:
         plan, stats = out.with_suffix(".plan.json"), ("--stats", f"{self.stats}")
         plan.unlink(missing_ok=True)
         options = (*(row.options or ()), *_FP8, *stats)
-        self._run(out, "plan", f"{self.model}", "--out", f"{plan}", *options)
-        made = ("--out", f"{out}", "--plan", f"{plan}", *stats, *self._how)
-        self._run(out, "compress", f"{self.model}", *made)
+        if "--max-loss" in options:
+            texts = [f"{text}" for text in self.heal_texts]
+            made = ("--out", f"{out}", *options, "--held-out", *texts)
+        else:
+            self._run(out, "plan", f"{self.model}", "--out", f"{plan}", *options)
+            made = ("--out", f"{out}", "--plan", f"{plan}", *stats)
+        self._run(out, "compress", f"{self.model}", *made, *self._how)
 
     @property
     def _how(self) -> tuple[str, ...]:
@@ -111,6 +115,8 @@ def facts(dense: Path, model: Path) -> dict[str, Any]:
         return about
     source = json.loads((model / "config.json").read_text())["gac"]["source"]
     about["compress_measured"] = source.get("measured")
+    if asked := source.get("max_loss"):
+        about["reached"] = {"tries": len(asked["tried"]), **asked["measured"]}
     if healing := source.get("heal"):
         about |= {"heal_tokens": healing["tokens"], "heal_rate": healing["learning_rate"]}
     plan = model / "plan.json"

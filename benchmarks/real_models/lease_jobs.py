@@ -37,6 +37,8 @@ _HEALED = _ROWS[: min(2, _GPUS)]
 _FIRST = _ROWS if _GPUS > 1 else _ROWS[:2]
 # Compressed and measured, to compare with the expected loss; and the same without a refit.
 _EXPECTED = ("MLP .9", "MLP .8")
+# Up to five models each. What they keep of a task is the question.
+_ASKED = ("asked 1 %", "asked 5 %")
 _FORMS = (
     "$R forms $MODEL $RESULTS/widths.json --texts $TEXTS --stats $STATS --device $DEVICE "
     '--commit $COMMIT --max-tokens 16384 --rows "MLP*"'
@@ -156,7 +158,9 @@ def main() -> None:
         ),
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
         job("speed", _SPEED, 90, "make-kv--5", "make-all-methods--9--kv--75") | {"alone": True},
+        *(make(row, 200, "calibrate") for row in _ASKED),
         *(make(row, 130, "calibrate") for row in _ROWS if row not in _FIRST),
+        *(_served(row, 120) for row in _ASKED),
         *(_served(row, 120) for row in _ROWS if row not in _FIRST),
         *(make(row, 80, "calibrate") for row in _EXPECTED),
         *(_texts(row, 80) for row in _ROWS),

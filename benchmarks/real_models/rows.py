@@ -15,7 +15,8 @@ class Row:
     """One way to make a model smaller.
 
     Attributes:
-        options: Of `vllm-gac plan`; None: the dense model.
+        options: Of `vllm-gac plan`, or with a loss that is asked for of `vllm-gac compress`; None:
+            the dense model.
         healed: Whether the compressed model is trained by `vllm-gac heal`.
     """
 
@@ -49,6 +50,8 @@ _COMPRESSED = {
     "low rank .8": _planned(0.8, None, "--method", "lowrank"),
     "MLP .9": _planned(0.9, None, "--method", "prune"),
     "MLP .8": _planned(0.8, None, "--method", "prune"),
+    "asked 1 %": Row(["--max-loss", "1%"]),
+    "asked 5 %": Row(["--max-loss", "5%"]),
     "KV .5, rotary": _planned(None, 0.5, "--method", "heads", "--key-form", "rotary"),
     "KV .5, latent": _planned(None, 0.5, "--method", "heads", "--key-form", "latent"),
     "KV .5, rotary, nothing merged": _planned(
