@@ -43,6 +43,12 @@ _FORMS = (
     "$R forms $MODEL $RESULTS/widths.json --texts $TEXTS --stats $STATS --device $DEVICE "
     '--commit $COMMIT --max-tokens 16384 --rows "MLP*"'
 )
+# Tests of what healing runs on a GPU, which wait for no model. SIGINT lets them say what failed.
+_TESTS = (
+    "cd $TREE && timeout -s INT 80 python3 -m pytest -q -p no:cacheprovider -m gpu "
+    "--basetemp $L/pytest tests/kernels/test_{divergence,rotate,linears}.py "
+    "tests/steps/heal/test_heal.py"
+)
 # Output tokens a second on a GPU that does nothing else.
 _SPEED = "$R speed $MODEL $RESULTS --commit $COMMIT --rows " + " ".join(
     f'"{row}"' if row in (DENSE, OWN_ATTENTION) else f'"{row}=$WORK/{directory_name(row)}"'
@@ -141,6 +147,7 @@ def _of(row: str, what: str, command: str, expected: float) -> dict[str, Any]:
 def main() -> None:
     """Print them."""
     jobs = [
+        job("gpu-tests", _TESTS, 80),
         *before_all(),
         *(make(row, 130, "calibrate") for row in _FIRST),
         job("small-model", _SMALL_MODEL, 30, gpu=False),
