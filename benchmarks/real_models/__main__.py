@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--samples", type=int, default=0, help="answers to each, at temperature .2")
     verb.add_argument("--windows", type=int, default=50, help="that engines are checked on")
     verb.add_argument("--heal-seconds", type=float, default=600, help="that healing may take")
+    verb.add_argument("--heal-rate", type=float, help="the learning rate; default: heal's own")
     verb.add_argument("--seconds", type=float, default=3600, help="that each step may take")
     verb.add_argument("--work", type=Path, help="of models; default: OUT/work")
     verb.add_argument("--keep", action="store_true", help="keep the models")
@@ -169,6 +170,7 @@ def _measure(options: argparse.Namespace) -> None:
         work=options.work or options.out / "work",
         heal_texts=[texts / f"{kind}-healing.jsonl.gz" for kind in ("answers", "code")],
         heal_seconds=options.heal_seconds,
+        heal_rate=options.heal_rate,
         device=options.device,
         seconds=options.seconds,
     )

@@ -30,6 +30,7 @@ class Making:
         heal_seconds: That healing may take.
         device: The torch device.
         seconds: That each step may take.
+        heal_rate: The learning rate of healing; None: its default.
     """
 
     model: Path
@@ -39,6 +40,7 @@ class Making:
     heal_seconds: float
     device: str
     seconds: float
+    heal_rate: float | None = None
 
     def make(self, name: str) -> Path:
         """Write the model of a row of ROWS. Raises GacError if a step fails."""
@@ -53,10 +55,11 @@ class Making:
         healed = self.work / directory_name(name)
         if not healed.exists():
             texts = [f"{text}" for text in self.heal_texts]
+            rate = [] if self.heal_rate is None else ["--learning-rate", f"{self.heal_rate}"]
             self._run(
                 healed,
                 *("heal", f"{out}", "--teacher", f"{self.model}", "--out", f"{healed}"),
-                *("--text", *texts, *self._how),
+                *("--text", *texts, *rate, *self._how),
             )
         return healed
 

@@ -10,8 +10,9 @@
 #   NEEDS: what must have come of .models; small_0 and small_1 are the parts of a second model.
 #   PARTS=0: no first model comes.
 #   COMPARISON, PART, STARTS, TRAFFIC: see headline_jobs.py.
-#   HEAL: seconds that the healing of a row may take. For a rehearsal on a CPU: LEASE, KITS=0,
-#   GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE, and more options in CALIBRATE.
+#   HEAL: seconds that the healing of a row may take. RATE: its learning rate.
+#   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE,
+#   and more options in CALIBRATE.
 set -euo pipefail
 jobs=${1:?usage: lease.sh JOBS WAIT} wait=${2:?usage: lease.sh JOBS WAIT}
 export L=${LEASE:-/tmp/lease}
