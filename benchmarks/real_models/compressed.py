@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real_models.rows import ROWS, Row
+from benchmarks.real_models.rows import INT4, ROWS, Row
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import GacError
 
-# All rows can be served in FP8 without padding.
-_FP8 = ("--quantization", "fp8_per_tensor", "--kv-cache-dtype", "fp8")
+# All rows can be served in FP8 without padding; weights that are quantized stay as they are.
+_CACHE = ("--kv-cache-dtype", "fp8")
+_FP8 = ("--quantization", "fp8_per_tensor", *_CACHE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Making:
     Attributes:
         model: The dense model.
         stats: What `vllm-gac calibrate` wrote for it.
-        work: Where models are written; one that is there is used.
+        work: Where models are written; one that is there is used. The dense model in W4A16 and its
+            statistics are there before rows of it: w4a16, w4a16.safetensors.
         heal_texts: For rows that are healed; what an asked loss is measured on.
         heal_seconds: That healing may take.
         device: The torch device.
@@ -46,7 +48,7 @@ class Making:
         """Write the model of a row of ROWS. Raises GacError if a step fails."""
         row = ROWS[name]
         if not row.compressed:
-            return self.model
+            return self._dense(row)
         out = self.work / directory_name(name.removesuffix(", healed"))
         if not out.exists():
             self._compress(row, out)
@@ -64,16 +66,25 @@ class Making:
         return healed
 
     def _compress(self, row: Row, out: Path) -> None:
-        plan, stats = out.with_suffix(".plan.json"), ("--stats", f"{self.stats}")
+        dense, plan = self._dense(row), out.with_suffix(".plan.json")
+        stats = ("--stats", f"{dense.with_suffix('.safetensors') if row.int4 else self.stats}")
         plan.unlink(missing_ok=True)
-        options = (*(row.options or ()), *_FP8, *stats)
+        options = (*(row.options or ()), *(_CACHE if row.int4 else _FP8), *stats)
         if "--max-loss" in options:
             texts = [f"{text}" for text in self.heal_texts]
             made = ("--out", f"{out}", *options, "--held-out", *texts)
         else:
-            self._run(out, "plan", f"{self.model}", "--out", f"{plan}", *options)
+            self._run(out, "plan", f"{dense}", "--out", f"{plan}", *options)
             made = ("--out", f"{out}", "--plan", f"{plan}", *stats)
-        self._run(out, "compress", f"{self.model}", *made, *self._how)
+        self._run(out, "compress", f"{dense}", *made, *self._how)
+
+    def _dense(self, row: Row) -> Path:
+        if not row.int4:
+            return self.model
+        dense = self.work / directory_name(INT4)
+        if not dense.exists():
+            raise GacError(f"{dense}: missing; `python -m benchmarks.real_models int4` makes it")
+        return dense
 
     @property
     def _how(self) -> tuple[str, ...]:
@@ -114,9 +125,10 @@ def facts(dense: Path, model: Path) -> dict[str, Any]:
         "parameters": round(layout.parameters / whole.parameters, 4),
         "kv": round(layout.kv_elements / whole.kv_elements, 4),
     }
-    if model == dense:
+    config = json.loads((model / "config.json").read_text())
+    if "gac" not in config:
         return about
-    source = json.loads((model / "config.json").read_text())["gac"]["source"]
+    source = config["gac"]["source"]
     about["compress_measured"] = source.get("measured")
     if asked := source.get("max_loss"):
         about["reached"] = {"tries": len(asked["tried"]), **asked["measured"]}

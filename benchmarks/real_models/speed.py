@@ -1,4 +1,4 @@
-"""Output tokens a second of a model in FP8, and how many tokens its cache has room for.
+"""Output tokens a second of a model in FP8 or W4A16, and how many tokens its cache has room for.
 
 Needs a GPU that does nothing else. Engines run one after the other, in CUDA graphs as a server's.
 """
@@ -13,9 +13,9 @@ from benchmarks.common.engine_questions import batch_seconds, facts
 from benchmarks.common.json_lines import append_line
 from benchmarks.common.page import source
 from benchmarks.real_models.engine import Serving
-from benchmarks.real_models.rows import DENSE, OWN_ATTENTION
+from benchmarks.real_models.rows import DENSE, INT4, OWN_ATTENTION
 
-_SEQUENCES = (1, 64, 256, 512)
+_SEQUENCES = (1, 8, 64, 256, 512)
 _TOKENS = {"length": 2048, "output": 128}  # of each prompt and of its answer
 _START_SECONDS, _SECONDS = 300, 180
 
@@ -30,8 +30,9 @@ def measure_speed(models: Sequence[tuple[str, Path]], out: Path, commit: str | N
     """
     for name, directory in models:
         begun = time.monotonic()
-        line: dict[str, Any] = {"row": name, "precision": "fp8"}
-        how = Serving(name not in (DENSE, OWN_ATTENTION), "fp8", name == OWN_ATTENTION)
+        precision = "fp8 cache" if name.startswith(INT4) else "fp8"
+        line: dict[str, Any] = {"row": name, "precision": precision}
+        how = Serving(name not in (DENSE, OWN_ATTENTION, INT4), precision, name == OWN_ATTENTION)
         try:
             line |= _measured(directory, how, out)
         except Exception as e:

@@ -10,15 +10,17 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from benchmarks.common.json_lines import append_line, lines_of
 from benchmarks.common.result import Result
-from benchmarks.real_models import answers, headline_jobs, parts, texts
+from benchmarks.real_models import answers, headline_jobs, lease_jobs, parts, texts
 from benchmarks.real_models.__main__ import main
 from benchmarks.real_models.as_served import against_reference
-from benchmarks.real_models.compressed import Making, directory_name
+from benchmarks.real_models.compressed import Making, directory_name, facts
 from benchmarks.real_models.gguf_model import convert
 from benchmarks.real_models.human_eval import paired, passed
+from benchmarks.real_models.int4 import write_w4a16
 from benchmarks.real_models.lease import Job, Lease
 from benchmarks.real_models.measure import Measuring
 from benchmarks.real_models.overlap import Overlap
@@ -26,9 +28,11 @@ from benchmarks.real_models.page import write_result
 from benchmarks.real_models.prompts import prompts
 from benchmarks.real_models.rows import ROWS, chosen
 from loadtest.ab.comparison_file import load_comparison
+from tests.serving.quantized import write_quantized
 from tests.support.dense_models import config, write, write_text
 from tests.support.stored_models import logits_of
 from tests.support.waiting import wait_until_gone
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import GacError
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
@@ -187,6 +191,41 @@ def test_a_row_that_cannot_be_made_says_why(tmp_path: Path) -> None:
         making.make("KV .5")
 
 
+def test_rows_of_int4_weights_are_made_of_the_packed_model(tmp_path: Path) -> None:
+    dense, packed = tmp_path / "model", tmp_path / "w4a16"
+    write(dense, config(hidden_size=64, head_dim=32), torch.bfloat16)
+    making = Making(dense, tmp_path / "none", tmp_path, [], 0, "cpu", seconds=300)
+    with pytest.raises(GacError, match=f"^{packed}: missing"):
+        making.make("W4A16")
+    write_quantized(dense, packed, tmp_path / "rounded", "W4A16", group_size=32)
+    write_text(tmp_path / "text", 8192)
+    request = CalibrateRequest(methods=("heads",), max_tokens=1024)
+    stats = packed.with_suffix(".safetensors")
+    calibrate(packed, [tmp_path / "text"], stats, request, progress=False)
+    assert making.make("W4A16") == packed
+    assert facts(dense, packed) == {"parameters": 1, "kv": 1}
+    half = making.make("W4A16, KV .5")
+    about = facts(dense, half)
+    assert about["kv"] <= 0.5
+    assert about["expected_loss"] > 0
+    assert open_checkpoint(half).raw_config["quantization_config"]["quant_method"]
+
+
+def test_llm_compressor_makes_int4_weights(tmp_path: Path) -> None:
+    pytest.importorskip("llmcompressor")
+    dense, packed, device = tmp_path / "model", tmp_path / "packed", "cpu"
+    write(dense, config(hidden_size=64, head_dim=32), torch.bfloat16)
+    write_text(tmp_path / "text", 2048)
+    text = [tmp_path / "text"]
+    write_w4a16(dense, packed, text, max_tokens=512, group_size=32, device=device)
+    made = open_checkpoint(packed)
+    assert len(made.packed) == 14
+    with made.reader() as read, open_checkpoint(dense).reader() as read_dense:
+        for name in made.packed:
+            weight = read_dense(name).float()
+            assert 0 < (read(name).float() - weight).norm() / weight.norm() < 0.25
+
+
 def test_answers_go_to_the_split_of_their_prompt_without_problems(
     problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +336,21 @@ def test_a_gpu_becomes_empty_for_the_job_that_is_to_have_it_alone(tmp_path: Path
         line["job"] for line in lines_of(tmp_path / "jobs.jsonl") if line["status"] == "begins"
     ]
     assert begun == ["first", "alone", "later"]
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_a_lease_begins_with_int4_weights_beside_a_healing(
+    gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lease_jobs, "_GPUS", gpus)
+    lease_jobs.main()
+    jobs = {job["name"]: Job(**job) for job in json.loads(capsys.readouterr().out)}
+    assert {need for job in jobs.values() for need in job.needs} <= set(jobs)
+    order = list(jobs)
+    healing, int4 = jobs["make-kv--5--healed"], jobs["make-w4a16"]
+    assert int4.needs == healing.needs
+    assert order.index(healing.name) < order.index(int4.name) < order.index("small-0")
+    assert '"KV .5=$WORK/kv--5" "dense"' in jobs["speed"].command
 
 
 @pytest.mark.parametrize("comparison", ["h200-fp8", "coder", "mine.yaml"])
