@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from vllm_gac.kernels.contiguous import require_contiguous
+
 _BLOCK = 8192
 
 
@@ -29,9 +31,7 @@ def divergence(
     Raises:
         ValueError: `student` or `teacher` is not contiguous.
     """
-    if not (student.is_contiguous() and teacher.is_contiguous()):
-        strides = student.stride(), teacher.stride()
-        raise ValueError(f"divergence: strides {strides} are not contiguous")
+    require_contiguous("divergence", student, teacher)
     tokens, vocab = student.shape
     nats = torch.empty(tokens, device=student.device)
     gradient = torch.empty_like(student, dtype=dtype)

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from vllm_gac.kernels.contiguous import require_contiguous
 from vllm_gac.kernels.gpu_limits import HOPPER
 
 FP8 = torch.float8_e4m3fn
@@ -38,7 +39,7 @@ def normed(
         e4m3 [tokens, width] and fp32 [tokens, 1]: numbers and the scale that they are to be
         multiplied by.
     """
-    _check_contiguous(x, weight, *(() if residual is None else (residual,)))
+    require_contiguous("fp8_rows", x, weight, *(() if residual is None else (residual,)))
     out, scales = _empty(x.shape[0], x.shape[1], x.device)
     has_sum = residual is not None
     held = residual if has_sum else x
@@ -55,7 +56,7 @@ def gated(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         As of `normed`, [tokens, features] and [tokens, 1].
     """
-    _check_contiguous(gate_up)
+    require_contiguous("fp8_rows", gate_up)
     features = gate_up.shape[1] // 2
     out, scales = _empty(gate_up.shape[0], features, gate_up.device)
     _run(_gated_rows, out, (gate_up, out, scales, features))
@@ -64,16 +65,10 @@ def gated(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x [tokens, width], contiguous, quantized by token; returns what `normed` does."""
-    _check_contiguous(x)
+    require_contiguous("fp8_rows", x)
     out, scales = _empty(x.shape[0], x.shape[1], x.device)
     _run(_quantized_rows, out, (x, out, scales, x.shape[1]))
     return out, scales
-
-
-def _check_contiguous(*tensors: torch.Tensor) -> None:
-    for tensor in tensors:
-        if not tensor.is_contiguous():
-            raise ValueError(f"fp8_rows: strides {tensor.stride()} are not contiguous")
 
 
 def _empty(tokens: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

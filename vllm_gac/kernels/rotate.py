@@ -5,6 +5,8 @@ import torch
 import triton
 import triton.language as tl
 
+from vllm_gac.kernels.contiguous import require_contiguous
+
 
 def rotate_heads(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate the pairs (i, i + size / 2) of each head by the angles of its token.
@@ -20,9 +22,7 @@ def rotate_heads(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
     Raises:
         ValueError: A tensor is not contiguous.
     """
-    if not all(x.is_contiguous() for x in (heads, cos, sin)):
-        strides = [x.stride() for x in (heads, cos, sin)]
-        raise ValueError(f"rotate_heads: strides {strides} are not contiguous")
+    require_contiguous("rotate_heads", heads, cos, sin)
     out = torch.empty_like(heads)
     batch, tokens, count, size = heads.shape
     if heads.numel():

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from vllm_gac.kernels.contiguous import require_contiguous
+
 _BLOCK = 2048
 
 
@@ -28,8 +30,8 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None = No
         ValueError: `gate` or `up` is not contiguous.
     """
     out = gate if out is None else out
-    count = _count(gate, up, out)
-    if count:
+    require_contiguous("silu_mul", gate, up, out)
+    if count := out.numel():
         _silu_mul[(triton.cdiv(count, _BLOCK),)](gate, up, out, count, BLOCK=_BLOCK, num_warps=8)
     return out
 
@@ -50,20 +52,13 @@ def silu_mul_backward(
     Raises:
         ValueError: One of the tensors is not contiguous.
     """
-    count = _count(gate, up, gradient)
+    require_contiguous("silu_mul_backward", gate, up, gradient)
     of_gate, of_up = torch.empty_like(gate), torch.empty_like(up)
-    if count:
+    if count := gate.numel():
         _silu_mul_backward[(triton.cdiv(count, _BLOCK),)](
             gate, up, gradient, of_gate, of_up, count, BLOCK=_BLOCK, num_warps=8
         )
     return of_gate, of_up
-
-
-def _count(*tensors: torch.Tensor) -> int:
-    """The numbers of each of the tensors."""
-    if not all(x.is_contiguous() for x in tensors):
-        raise ValueError(f"silu_mul: strides {[x.stride() for x in tensors]} are not contiguous")
-    return tensors[0].numel()
 
 
 @triton.jit
