@@ -1,5 +1,6 @@
-"""The reference model: a compressed or dense Llama in plain torch, built from its layout.
+"""The reference model: a compressed or dense Llama in torch, built from its layout.
 
+It is plain torch on a CPU. On a GPU, rotations and gated activations are our kernels.
 Calibration and evaluation run on it, and the tests of serving compare with it. It uses neither vLLM
 nor transformers, computes in any dtype, and lets a caller observe the input and the output of each
 linear.
