@@ -17,7 +17,7 @@ ALLOWED = {
     "planning": "alignment compression gpu checkpoint layout options",
     "alignment": "gpu layout",
     "healing": "compression kernels checkpoint layout",
-    "compression": "kernels runs texts checkpoint layout",
+    "compression": "kernels texts checkpoint layout",
     "importers": "checkpoint layout",
     "gpu": "kernels checkpoint layout",
     "kernels": "layout",

@@ -22,6 +22,7 @@ from torch.nn.functional import pad, rms_norm
 from tqdm import tqdm
 
 from vllm_gac.checkpoint.atomic_files import write_floats, write_tensors
+from vllm_gac.checkpoint.headers import open_safetensors
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.backward import entering_states
 from vllm_gac.compression.measured import (
@@ -65,8 +66,8 @@ from vllm_gac.compression.reference_model import (
     reference,
 )
 from vllm_gac.compression.statistics_writer import StatsFile
+from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ValueLayout
-from vllm_gac.runs.kept_tensors import kept_tensors
 from vllm_gac.texts.token_text import evenly_spread
 
 # What is kept of a pass for its continuation is large: a stop may cost so much work, and a layer.
@@ -211,10 +212,7 @@ def _stream(run: _Run) -> None:
     with torch.inference_mode(), ThreadPoolExecutor(1) as writer:
         if done:
             size = model.layout.hidden_size
-            shapes = {
-                "hidden": (*run.tokens.shape, size),
-                "held": (*run.probed.shape, size),
-            }
+            shapes = {"hidden": (*run.tokens.shape, size), "held": (*run.probed.shape, size)}
             kept = kept_tensors(_path(file, "hidden", done), shapes)
             hidden, held = (states.to(model.home) for states in kept.values())
         else:
@@ -233,6 +231,7 @@ def _stream(run: _Run) -> None:
             smoothing=0,
             disable=not show,
         ) as bar:
+            last = None
             if behind:
                 *_, last = entering_states(
                     model, read, run.probed[some], advance=lambda: bar.update(len(some))
@@ -240,12 +239,7 @@ def _stream(run: _Run) -> None:
             for index in range(done, layers):
                 weights = layer_weights(model, read, index)
                 stats, hidden = observe_layer(
-                    model,
-                    weights,
-                    hidden,
-                    measured.value_group,
-                    bar.update,
-                    measured.covariances,
+                    model, weights, hidden, measured.value_group, bar.update, measured.covariances
                 )
                 stats = {**stats, **_read_metrics(run, index, measured.metrics)}
                 steady = shrink_covariances(stats, measured.tokens)
@@ -253,20 +247,7 @@ def _stream(run: _Run) -> None:
                 errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
                 if len(held):
                     lost = _probed(run, index, layer, tried, held)
-                    for number in followed(model.layout, tried, index):
-                        really = measure_followed(
-                            model,
-                            read,
-                            index,
-                            layer,
-                            tried[number].layer,
-                            held[some],
-                            last,
-                            bar.update,
-                        )
-                        lost[number] *= max(
-                            1.0, really / max(_MIN_LOSS, float(lost[number, some].mean()))
-                        )
+                    _scale_followed(lost, run, index, layer, tried, held, last, bar.update)
                     errors[PROBES] = lost.flatten()
                     held = layer_outputs(model, model.layout.layers[index], weights, held)
                     bar.update(len(held))
@@ -304,6 +285,26 @@ def _probed(
     return measure_layer(run.model, layer, tried, held, gradients)
 
 
+def _scale_followed(
+    lost: torch.Tensor,
+    run: _Run,
+    index: int,
+    layer: MeasuredLayer,
+    tried: Sequence[Probe],
+    held: torch.Tensor,
+    last: torch.Tensor | None,
+    advance: Callable[[int], object],
+) -> None:
+    """Scale up what followed probes of layer `index` have `lost`, where the model loses more."""
+    for number in followed(run.model.layout, tried, index):
+        assert last is not None  # some probe is followed
+        target, some = tried[number].layer, run.some
+        really = measure_followed(
+            run.model, run.read, index, layer, target, held[some], last, advance
+        )
+        lost[number] *= max(1.0, really / max(_MIN_LOSS, float(lost[number, some].mean())))
+
+
 def _read_metrics(run: _Run, index: int, linears: Sequence[str]) -> dict[str, torch.Tensor]:
     """The metrics of `linears` in layer `index` by `metric_of`, fp64."""
     if not linears:
@@ -312,6 +313,22 @@ def _read_metrics(run: _Run, index: int, linears: Sequence[str]) -> dict[str, to
     expected = {metric_of(name): shapes[name] for name in linears}
     stored = kept_tensors(_path(run.file, "metrics", index), expected)
     return {name: tensor.to(run.model.device, torch.float64) for name, tensor in stored.items()}
+
+
+def kept_tensors(path: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, torch.Tensor]:
+    """Read what a stopped pass has kept: tensors of these shapes.
+
+    Raises CheckpointError if the file is missing, broken, or has other tensors.
+    """
+    with open_safetensors(path, "what the stopped run kept; remove it and resume", "pt") as file:
+        stored = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        expected = {name: list(shape) for name, shape in shapes.items()}
+        if stored != expected:
+            raise CheckpointError(
+                f"{path}: not what the stopped run kept: has {stored}, expected {expected}; remove "
+                "it and resume"
+            )
+        return {name: file.get_tensor(name) for name in shapes}
 
 
 def _path(file: StatsFile, what: str, layer: int) -> Path:

@@ -6,14 +6,14 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from vllm_gac.compression.passes import kept_tensors
 from vllm_gac.errors import CheckpointError
-from vllm_gac.runs.kept_tensors import kept_tensors
 
 HIDDEN = torch.arange(24.0).view(2, 3, 4)
 WHOLE = save({"hidden": HIDDEN})
 
 
-def test_kept_tensors_are_read(tmp_path: Path) -> None:
+def testkept_tensors_are_read(tmp_path: Path) -> None:
     path = tmp_path / "hidden-0001.safetensors"
     path.write_bytes(WHOLE)
     assert torch.equal(kept_tensors(path, {"hidden": (2, 3, 4)})["hidden"], HIDDEN)
