@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from tests.support.dense_models import config, write
-from vllm_gac.checkpoint.layer_shards import read_layer, read_layer_for
+from vllm_gac.checkpoint.layer_shards import read_layer
 from vllm_gac.checkpoint.open import open_checkpoint
 
 
@@ -14,6 +14,6 @@ def test_a_layer_read_for_a_gpu_equals_the_stored_one(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path / "model")
     with checkpoint.reader() as read:
         expected = read_layer(checkpoint.layout, read, 1)
-        found = read_layer_for("cuda:0", checkpoint.layout, read, 1)
+        found = read_layer(checkpoint.layout, read, 1, "cuda:0")
     assert list(found) == list(expected)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

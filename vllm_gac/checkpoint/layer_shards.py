@@ -77,22 +77,21 @@ def write_layer_shards(
         _write(directory, shard, {part: read_rest(part) for name in rest for part in stored(name)})
 
 
-def read_layer(layout: ModelLayout, read: ReadTensor, index: int) -> "dict[str, torch.Tensor]":
-    """Read the tensors of layer `index` of `layout`, by their names within the layer."""
-    prefix = _layer_prefix(index)
-    return {name.removeprefix(prefix): read(name) for name, _ in layout.layer_tensors(index)}
-
-
-def read_layer_for(
-    device: str, layout: ModelLayout, read: ReadTensor, index: int
+def read_layer(
+    layout: ModelLayout, read: ReadTensor, index: int, device: str = "cpu"
 ) -> "dict[str, torch.Tensor]":
-    """As `read_layer`, by several threads if the `device` to compute on is a GPU."""
-    if device == "cpu":
-        return read_layer(layout, read, index)
+    """Read the tensors of layer `index` of `layout`, by their names within the layer.
+
+    Several threads read them if the `device` to compute on is a GPU.
+    """
     names = [name for name, _ in layout.layer_tensors(index)]
-    with ThreadPoolExecutor(_READERS) as readers:
-        tensors = dict(zip(names, readers.map(read, names), strict=True))
-    return read_layer(layout, tensors.__getitem__, index)
+    if device == "cpu":
+        tensors = [*map(read, names)]
+    else:
+        with ThreadPoolExecutor(_READERS) as readers:
+            tensors = [*readers.map(read, names)]
+    short = (name.removeprefix(_layer_prefix(index)) for name in names)
+    return dict(zip(short, tensors, strict=True))
 
 
 def read_written_layer(

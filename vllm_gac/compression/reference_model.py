@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attention, silu
 
-from vllm_gac.checkpoint.layer_shards import read_layer_for
+from vllm_gac.checkpoint.layer_shards import read_layer
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.elementwise import rotated, silu_mul
 from vllm_gac.errors import CheckpointError
@@ -121,7 +121,7 @@ def refuse_unknown_tokens(layout: ModelLayout, tokens: Tensor) -> None:
 
 def layer_weights(model: Reference, read: Callable[[str], Tensor], index: int) -> dict[str, Tensor]:
     """The tensors of layer `index` by their names within the layer, in the model's dtype."""
-    stored = read_layer_for(model.device.type, model.layout, read, index)
+    stored = read_layer(model.layout, read, index, model.device.type)
     return {name: cast(model, stored.pop(name)) for name in list(stored)}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from vllm_gac.checkpoint.layer_shards import read_layer_for, read_written_layer
+from vllm_gac.checkpoint.layer_shards import read_layer, read_written_layer
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader
 from vllm_gac.compression.devices import home_of
 from vllm_gac.compression.reference_model import Reference, embed
@@ -74,7 +74,7 @@ class Refitting:
         hidden = embed(self._model, self._read, self._tokens).to(self._home)
         streams = Streams(hidden, hidden)
         for made in range(index):
-            dense = read_layer_for(self._model.device.type, self._model.layout, self._read, made)
+            dense = read_layer(self._model.layout, self._read, made, self._model.device.type)
             written = read_written_layer(self._checkpoint, self._directory, self._layout, made)
             streams = self._through(made, dense, written, streams)
         return streams

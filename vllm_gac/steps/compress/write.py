@@ -10,7 +10,7 @@ import torch
 
 from vllm_gac.checkpoint.atomic_files import write_json
 from vllm_gac.checkpoint.base_model import BaseModel, base_model
-from vllm_gac.checkpoint.layer_shards import read_layer_for, write_layer_shards
+from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.quantized.formats import KEYS
 from vllm_gac.compression.measured import shrink_covariances
@@ -54,7 +54,7 @@ def write_compressed(
         tokens = stats.tokens()
 
     def make_layer(index: int) -> Mapping[str, torch.Tensor]:
-        weights = read_layer_for(device, dense, read, index)
+        weights = read_layer(dense, read, index, device)
         if stats is None:
             if layout.layers[index] == dense.layers[index]:
                 return weights
