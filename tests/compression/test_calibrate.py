@@ -19,8 +19,7 @@ from vllm_gac.compression.effort import Work
 from vllm_gac.compression.measured import STATISTICS
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import embed, layer_forward, layer_weights, reference
-from vllm_gac.compression.statistics_file import open_statistics
-from vllm_gac.compression.statistics_writer import StatsFile
+from vllm_gac.compression.statistics_file import StatsFile, open_statistics
 from vllm_gac.errors import CheckpointError
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest

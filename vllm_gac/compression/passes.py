@@ -65,7 +65,7 @@ from vllm_gac.compression.reference_model import (
     project,
     reference,
 )
-from vllm_gac.compression.statistics_writer import StatsFile
+from vllm_gac.compression.statistics_file import StatsFile
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ValueLayout
 from vllm_gac.texts.token_text import evenly_spread

@@ -18,8 +18,7 @@ from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.measured import Measured, StatsSpec
 from vllm_gac.compression.methods.registry import METHODS, methods_fault
 from vllm_gac.compression.passes import measure_statistics
-from vllm_gac.compression.statistics_file import FORMAT
-from vllm_gac.compression.statistics_writer import stats_file
+from vllm_gac.compression.statistics_file import FORMAT, stats_file
 from vllm_gac.errors import CheckpointError
 from vllm_gac.runs.workspace import (
     claimed,
