@@ -8,13 +8,13 @@ import pytest
 from tests.support import dense_models
 from vllm_gac import demo
 from vllm_gac.errors import CheckpointError
-from vllm_gac.texts.documents import (
+from vllm_gac.texts.text_files import Document
+from vllm_gac.texts.token_text import (
     pack_documents,
     read_documents,
     split_documents,
     split_sequences,
 )
-from vllm_gac.texts.text_files import Document
 from vllm_gac.texts.tokenizer import ModelTokenizer
 
 

@@ -28,9 +28,8 @@ from vllm_gac.runs.workspace import (
     refuse_existing,
 )
 from vllm_gac.steps.calibrate.request import CalibrateRequest
-from vllm_gac.steps.calibrate.text import calibration_texts
-from vllm_gac.texts.documents import split_sequences
-from vllm_gac.texts.token_text import calibration_sequences
+from vllm_gac.steps.calibrate.text import calibration_texts, warn_of_no_conversation
+from vllm_gac.texts.token_text import split_sequences
 from vllm_gac.texts.tokenizer import ModelTokenizer
 
 logger = logging.getLogger(__name__)
@@ -120,7 +119,18 @@ def write_statistics(
         raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
     width = checkpoint.layout.layers[0].intermediate_size
     wanted = max(_MIN_TOKENS, ENOUGH * width) if max_tokens is None else max_tokens
-    tokens, held = _sequences(checkpoint.directory, texts, sequence_length, wanted)
+    tokenizer = ModelTokenizer(checkpoint.directory)
+    warn_of_no_conversation(tokenizer, texts, "calibrate on", checkpoint.directory)
+    tokens, held = split_sequences(
+        tokenizer, texts, length=sequence_length, fit_tokens=wanted, held_tokens=_HELD_TOKENS
+    )
+    if len(held) < _FEW_HELD:
+        logger.warning(
+            "only %s tokens of the text could be set aside from the fit, in sequences of %s: what "
+            "is measured on them says little about other text; give more documents",
+            f"{held.numel():,}",
+            sequence_length,
+        )
     measured = Measured.of({**checkpoint.identity, **_metadata(kept, tokens, held)})
     workspace = partial_of(out)
     file = stats_file(out, checkpoint.layout, measured)
@@ -144,32 +154,6 @@ def write_statistics(
         with gpu_memory_told(device):
             measure_statistics(checkpoint, tokens, held, file, measured, device, home, progress)
         publish(file.path, out)
-
-
-def _sequences(
-    model: Path, texts: Sequence[Path], length: int, wanted: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens to fit to, at most so many as are `wanted`, and those that are set aside.
-
-    Both are [sequences, length]. No document has some of both, unless there are too few of them.
-    """
-    tokenizer = ModelTokenizer(model)
-    try:
-        tokens, held = split_sequences(
-            tokenizer, texts, length=length, fit_tokens=wanted, held_tokens=_HELD_TOKENS
-        )
-    except CheckpointError:  # one document, or short ones
-        every = calibration_sequences(tokenizer, texts, length=length, max_tokens=wanted)
-        count = max(1, len(every) // 8)
-        tokens, held = every[: max(1, len(every) - count)], every[-count:]
-    if len(held) < _FEW_HELD:
-        logger.warning(
-            "only %s tokens of the text could be set aside from the fit, in sequences of %s: what "
-            "is measured on them says little about other text; give more documents",
-            f"{held.numel():,}",
-            length,
-        )
-    return tokens, held
 
 
 def _metadata(kept: StatsSpec, tokens: torch.Tensor, held: torch.Tensor) -> dict[str, str]:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_gac import demo
-from vllm_gac.checkpoint.hub import cached_id
 from vllm_gac.checkpoint.regular_files import sha256_of_file
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.hub_texts import as_given, is_data_set, local_texts
 from vllm_gac.texts.rows import has_messages
-from vllm_gac.texts.tokenizer import has_template
+from vllm_gac.texts.tokenizer import ModelTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ def calibration_texts(model: Path, given: Sequence[str | Path]) -> list[Path]:
         CheckpointError: None is given, a file is missing, or a data set cannot be had.
     """
     if given:
-        return training_texts(model, given, "calibrate on")
+        return text_files(given, "calibrate on")
     if model.resolve() == demo.MODEL.resolve():
         return [demo.CALIBRATION]
     raise CheckpointError(
@@ -39,10 +38,14 @@ def calibration_texts(model: Path, given: Sequence[str | Path]) -> list[Path]:
     )
 
 
-def training_texts(model: Path, given: Sequence[str | Path], purpose: str) -> list[Path]:
-    """`text_files`, with a warning if the model has a chat template and no text a conversation."""
-    texts = text_files(given, purpose)
-    if has_template(model) and not any(map(has_messages, texts)):
+def warn_of_no_conversation(
+    tokenizer: ModelTokenizer, texts: Sequence[Path], purpose: str, model: Path
+) -> None:
+    """Log it if there is a chat template, and none of `texts` has a conversation.
+
+    The dense `model` can write some.
+    """
+    if tokenizer.has_template and not any(map(has_messages, texts)):
         logger.warning(
             "%s has a chat template, and no text to %s has 'messages': an instruct model loses "
             "what it is for; give conversations, too, or have the model write some: %s",
@@ -50,12 +53,10 @@ def training_texts(model: Path, given: Sequence[str | Path], purpose: str) -> li
             purpose,
             _recipe(model),
         )
-    return texts
 
 
 def _recipe(model: Path) -> str:
-    name, _ = cached_id(model) or (str(model), None)
-    return f"vllm-gac generate {shlex.quote(name)} --out text.jsonl"
+    return f"vllm-gac generate {shlex.quote(str(model))} --out text.jsonl"
 
 
 def text_files(given: Sequence[str | Path], purpose: str) -> list[Path]:

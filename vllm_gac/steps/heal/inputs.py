@@ -15,7 +15,7 @@ from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.healing.balance import rate_unit
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.rope import inverse_frequencies
-from vllm_gac.steps.calibrate.text import sha256_of, text_files, training_texts
+from vllm_gac.steps.calibrate.text import sha256_of, text_files, warn_of_no_conversation
 from vllm_gac.steps.heal.request import HealRequest
 from vllm_gac.steps.model_run import refuse_broken
 from vllm_gac.steps.rewritten import refuse_mixed, refuse_quantized
@@ -62,15 +62,18 @@ class HealInputs:
         """Open all of them. Raises CheckpointError if one cannot be used."""
         student, dense = _student(directory), open_dense(teacher)
         _check_teacher(student, dense)
-        texts = training_texts(teacher, text, "heal on")
-        held_out_texts = text_files(held_out, "measure")
+        texts, held_out_texts = text_files(text, "heal on"), text_files(held_out, "measure")
         sums, held_out_sums = (
             [sha256_of(path) for path in paths] for paths in (texts, held_out_texts)
         )
         _check_held_out(held_out_texts, held_out_sums, sums)
         contexts = (model.config.max_position_embeddings for model in (student, dense))
         length = min(request.sequence_length, *contexts)
-        trained, measured = _sequences(student, texts, held_out_texts, length, request.tokens)
+        tokenizer = ModelTokenizer(directory)
+        warn_of_no_conversation(tokenizer, texts, "heal on", teacher)
+        trained, measured = _sequences(
+            student, tokenizer, texts, held_out_texts, length, request.tokens
+        )
         record = {
             "model": fingerprint(student),
             "teacher": fingerprint(dense),
@@ -170,6 +173,7 @@ def _check_held_out(paths: Sequence[Path], sums: Sequence[str], trained: Sequenc
 
 def _sequences(
     student: Checkpoint,
+    tokenizer: ModelTokenizer,
     texts: Sequence[Path],
     held_out: Sequence[Path],
     length: int,
@@ -178,8 +182,6 @@ def _sequences(
     """Token ids [count, length] to train on, and to measure."""
     if length < 2:
         raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
-
-    tokenizer = ModelTokenizer(student.directory)
 
     def read(files: Sequence[Path], max_tokens: int | None) -> torch.Tensor:
         tokens_read = calibration_sequences(
