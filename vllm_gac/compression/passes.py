@@ -233,9 +233,9 @@ def _stream(run: _Run) -> None:
         ) as bar:
             last = None
             if behind:
-                *_, last = entering_states(
+                last = entering_states(
                     model, read, run.probed[some], advance=lambda: bar.update(len(some))
-                )
+                )[-1]  # those of all layers would stay in memory
             for index in range(done, layers):
                 weights = layer_weights(model, read, index)
                 stats, hidden = observe_layer(
