@@ -47,6 +47,7 @@ def backward(
     through: Callable[[int, Mapping[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor],
     *,
     draws: int = 1,
+    beside: int = 0,
     stopped: Stopped | None = None,
     description: str = "gradients",
     progress: bool = False,
@@ -55,13 +56,14 @@ def backward(
 
     `through` is called with each layer, the last one first: its index, its weights, the hidden
     states [count, length, hidden] that enter it and the gradients [draws, count, length, hidden] by
-    what leaves it, both on the model's home. It returns the gradients by what enters. Of a
-    `stopped` pass, only the layers that are left are run.
+    what leaves it, both on the model's home. It returns the gradients by what enters. What it
+    computes beside them takes about as long as so many passes. Of a `stopped` pass, only the layers
+    that are left are run.
     """
     layers = stopped[0] if stopped else len(model.layout.layers)
     logger.info("%s: %d layers", description, layers)
     # In passes through a layer: forward again and the gradients of each draw, and the unembedding.
-    back, head = 1 + draws, 0 if stopped else _head_passes(model.layout)
+    back, head = 1 + draws + beside, 0 if stopped else _head_passes(model.layout)
     total = layers * (1 + back) + head
     with tqdm(total=total, desc=description, smoothing=0, disable=not progress) as bar:
         states = entering_states(model, read, tokens, layers, bar.update)

@@ -52,7 +52,7 @@ def measure_output_metrics(
         keep(index, {metric_of(name): metric for name, metric in metrics.items()}, outgoing[None])
         return outgoing[None]
 
-    backward(model, read, tokens, through, stopped=stopped, progress=progress)
+    backward(model, read, tokens, through, beside=1, stopped=stopped, progress=progress)
 
 
 def _backward(

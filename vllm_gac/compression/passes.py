@@ -219,27 +219,31 @@ def _stream(run: _Run) -> None:
             hidden, held = (
                 states.to(model.home) for states in embed_all(model, read, (run.tokens, run.probed))
             )
-        each, some, show = len(run.tokens) + len(held), run.some, run.progress
-        behind = sum(
-            len(followed(model.layout, tried, index)) * (layers - index)
-            for index in range(done, layers)
-        )
+        some = run.some
+        follows = [len(followed(model.layout, tried, index)) for index in range(layers)]
+        # In passes of a sequence through a layer. What else is done with a layer takes about as
+        # long as its own.
+        passes = [
+            2 * (len(run.tokens) + len(held)) + len(some) * follows[index] * (layers - index)
+            for index in range(layers)
+        ]
+        first = len(some) * layers if any(follows[done:]) else 0
         with tqdm(
-            total=each * (layers - done) + len(some) * (layers + behind if behind else 0),
+            total=first + sum(passes[done:]),
             desc="calibrate",
-            unit="seq",
             smoothing=0,
-            disable=not show,
+            disable=not run.progress,
         ) as bar:
             last = None
-            if behind:
+            if first:
+                # Those of the other layers are not kept.
                 last = entering_states(
                     model, read, run.probed[some], advance=lambda: bar.update(len(some))
-                )[-1]  # those of all layers would stay in memory
+                )[-1]
             for index in range(done, layers):
                 weights = layer_weights(model, read, index)
                 stats, hidden = observe_layer(
-                    model, weights, hidden, measured.value_group, bar.update, measured.covariances
+                    model, weights, hidden, measured.value_group, measured.covariances
                 )
                 stats = {**stats, **_read_metrics(run, index, measured.metrics)}
                 steady = shrink_covariances(stats, measured.tokens)
@@ -247,10 +251,10 @@ def _stream(run: _Run) -> None:
                 errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
                 if len(held):
                     lost = _probed(run, index, layer, tried, held)
-                    _scale_followed(lost, run, index, layer, tried, held, last, bar.update)
+                    _scale_followed(lost, run, index, layer, tried, held, last)
                     errors[PROBES] = lost.flatten()
                     held = layer_outputs(model, model.layout.layers[index], weights, held)
-                    bar.update(len(held))
+                bar.update(passes[index])
                 if written is not None:
                     written.result()
                 states = {"hidden": hidden, "held": held} if pause.over() else {}
@@ -293,15 +297,12 @@ def _scale_followed(
     tried: Sequence[Probe],
     held: torch.Tensor,
     last: torch.Tensor | None,
-    advance: Callable[[int], object],
 ) -> None:
     """Scale up what followed probes of layer `index` have `lost`, where the model loses more."""
     for number in followed(run.model.layout, tried, index):
         assert last is not None  # some probe is followed
         target, some = tried[number].layer, run.some
-        really = measure_followed(
-            run.model, run.read, index, layer, target, held[some], last, advance
-        )
+        really = measure_followed(run.model, run.read, index, layer, target, held[some], last)
         lost[number] *= max(1.0, really / max(_MIN_LOSS, float(lost[number, some].mean())))
 
 
@@ -351,7 +352,6 @@ def observe_layer(
     weights: Mapping[str, torch.Tensor],
     hidden: torch.Tensor,
     value_group: int = 1,
-    advance: Callable[[int], object] = lambda sequences: None,
     linears: Sequence[str] = STATISTICS,
 ) -> tuple[LayerStats, torch.Tensor]:
     """Mean covariances of the inputs of a dense layer's `linears`, and the layer's output.
@@ -361,7 +361,6 @@ def observe_layer(
         weights: The layer's tensors, as `layer_weights` returns them.
         hidden: The hidden states that enter the layer, [count, length, hidden].
         value_group: How many value heads the input of o_proj spans.
-        advance: Called with the number of sequences after each batch.
         linears: The linears whose input covariances are wanted.
 
     Returns:
@@ -414,7 +413,6 @@ def observe_layer(
         read = attended_values(model, layer, weights, states, observe, observe_heads)
         states = states + project(weights, "self_attn.o_proj", read[..., own], observe_heads)
         leaving.copy_(after_mlp(model, weights, states, observe, observe_heads))
-        advance(len(batch))
     count = hidden.shape[0] * hidden.shape[1]
     stats = {name: total / count for name, total in sums.items()}
     if model.layout.qk_norm:

@@ -163,7 +163,6 @@ def measure_followed(
     target: LayerLayout,
     hidden: torch.Tensor,
     last: torch.Tensor,
-    advance: Callable[[int], object] = lambda sequences: None,
 ) -> float:
     """What the model loses with one layer compressed, in nats per token.
 
@@ -175,14 +174,11 @@ def measure_followed(
         target: Its dims.
         hidden: The hidden states that enter it, [count, length, hidden].
         last: Those that leave the last layer of the dense model.
-        advance: Called with the number of sequences after each layer.
     """
     states = layer_outputs(model, target, _compressed(model, layer, target), hidden)
-    advance(len(states))
     for behind in range(index + 1, len(model.layout.layers)):
         weights = layer_weights(model, read, behind)
         states = layer_outputs(model, model.layout.layers[behind], weights, states)
-        advance(len(states))
     head, at = head_weights(model, read), positions(hidden.shape[1], _COMPARED_STEP)
     lost = 0.0
     for pair in zip(states, last, strict=True):
