@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from vllm_gac.compression.backward import ROWS, layer_parameters
-from vllm_gac.compression.measured import Measured
+from vllm_gac.compression.measured import Measured, probes
 from vllm_gac.compression.probes import DRAWS, positions
 from vllm_gac.compression.reference_model import BATCH
 from vllm_gac.layout.dims import ModelLayout
@@ -36,44 +36,38 @@ class Work:
     file_bytes: int
 
     @property
-    def device_bytes(self) -> int:
-        """Most bytes on the device: one layer, a smaller one, its covariances, and an inverse or
-        what autograd keeps of a batch.
+    def passes(self) -> tuple[tuple[int, int], ...]:
+        """Bytes of hidden states, and beside them on the device, in a pass back and in the last.
 
-        Or the unembedding, and the logits of some tokens, with their shares and fp64 sums of these;
-        probes need both at once, where layers behind them run.
+        A pass back has the states of all layers and the gradients around one. It needs a layer and
+        what autograd keeps of a batch; or the unembedding, and the shares of some tokens, also in
+        fp64, with their sums. The last pass has the states around a layer. It needs the layer and
+        a smaller one, covariances as measured, as used and of the layer before, and an inverse, a
+        batch, or the unembedding for probes that are followed.
         """
-        layout, covariances = self.layout, self.measured.covariance_sizes(self.layout)
-        squares = (*covariances, *self._metrics)
-        largest = max(24 * max(covariances, default=0) ** 2, self._activations)
-        statistics = 8 * sum(n * n for n in squares) + largest
-        probed = (DRAWS + 2) * self._gradients // DRAWS // len(layout.layers)
-        layer = 8 * layer_parameters(layout) + statistics + probed
-        head = layout.vocab_size * (4 * layout.hidden_size + 16 * ROWS)
-        if self.measured.probe_tokens:
-            return layer + head
-        return max(layer, head if self._metrics else 0)
-
-    @property
-    def states_bytes(self) -> int:
-        """Most bytes of hidden states.
-
-        Those that enter and leave a layer, or those of all layers and the gradients around one.
-        """
-        layers, of = len(self.layout.layers), self.measured
-        backward = max((layers + 3) * of.metric_tokens, (layers + 1 + 2 * DRAWS) * of.probe_tokens)
-        forward = 2 * (of.tokens + of.probe_tokens)
-        return max(forward, backward) * self._state_bytes
+        layout, of, layers = self.layout, self.measured, len(self.layout.layers)
+        layer, metrics = 8 * layer_parameters(layout), sum(n * n for n in self._metrics)
+        covariances = [n * n for n in of.covariance_sizes(layout)]
+        head = layout.vocab_size * (4 * layout.hidden_size + 20 * ROWS)
+        back = max((layers + 3) * of.metric_tokens, (layers + 1 + 2 * DRAWS) * of.probe_tokens)
+        forward = 2 * (of.tokens + of.probe_tokens) * self._state_bytes
+        probed = (DRAWS + 2) * self._gradients // DRAWS // layers
+        follows = any(probe.followed for probe in probes(layout, of.methods))
+        largest = max(24 * max(covariances, default=0), self._activations, head * follows)
+        return (
+            (back * self._state_bytes, max(layer + 8 * metrics + self._activations, head)),
+            (forward, layer + 24 * (sum(covariances) + metrics) + largest + probed),
+        )
 
     @property
     def copied_bytes(self) -> int:
-        """Most bytes in host memory beside hidden states: a covariance that is read or written."""
+        """Most bytes in host memory beside these: a covariance that is read or written."""
         return 4 * max(self.measured.covariance_sizes(self.layout), default=0) ** 2
 
     @property
     def resident_bytes(self) -> int:
         """Most bytes on a GPU on which hidden states and weights stay."""
-        return self.device_bytes + self.states_bytes + self.weight_bytes
+        return max(map(sum, self.passes)) + self.weight_bytes
 
     def home(self, device: str, free: int) -> str:
         """Where these stay: on `device` if so many `free` bytes are enough, or on the CPU.
@@ -121,14 +115,16 @@ def announcement(work: Work, device: str, home: str) -> str:
     on_gpu = torch.device(device).type != "cpu"
     where = f"{device} ({torch.cuda.get_device_name(device)})" if on_gpu else "the CPU"
     tokens = work.measured.tokens
-    host, gpu = _PROCESS + work.copied_bytes, work.resident_bytes
-    if home == "cpu":
-        host, gpu = host + work.states_bytes, work.device_bytes
+    host = _PROCESS + work.copied_bytes
     if on_gpu:
+        gpu = work.resident_bytes
+        if home == "cpu":
+            states, gpu = map(max, zip(*work.passes, strict=True))
+            host += states
         taken = int(gpu * (1 + _LIBRARIES))
         memory = f"{_giga(taken)} GB of the GPU's memory, {_giga(host)} GB of memory"
     else:
-        memory = f"{_giga(gpu + host)} GB of memory"
+        memory = f"{_giga(host + max(map(sum, work.passes)))} GB of memory"
     return (
         f"calibrating on {where}, {tokens:,} tokens{per_channel(work.layout, tokens)}: "
         f"takes about {memory} and {_giga(work.disk_bytes)} GB of disk"
