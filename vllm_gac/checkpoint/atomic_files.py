@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from vllm_gac.checkpoint.regular_files import open_untrusted
+from vllm_gac.checkpoint.untrusted_files import open_untrusted
 from vllm_gac.errors import DiskError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from vllm_gac.checkpoint.hub import HUB_ID, cached_id
 from vllm_gac.checkpoint.locate import refuse_escape
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.regular_files import read_bounded
+from vllm_gac.checkpoint.untrusted_files import read_bounded
 from vllm_gac.errors import CheckpointError
 
 # The YAML head of a model card, and the keys about licences in it, whose values are single words.

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from vllm_gac.checkpoint.atomic_files import write_json
-from vllm_gac.checkpoint.regular_files import sha256_of_file
-from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.untrusted_files import read_json, sha256_of_file
 from vllm_gac.layout.schema import StrictModel, Version, validate
 
 if TYPE_CHECKING:

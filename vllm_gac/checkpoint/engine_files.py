@@ -6,8 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vllm_gac.checkpoint.locate import MAX_AUXILIARY_BYTES, refuse_escape
-from vllm_gac.checkpoint.regular_files import read_bounded
-from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.untrusted_files import read_bounded, read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 

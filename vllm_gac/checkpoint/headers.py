@@ -14,8 +14,7 @@ from safetensors import SafetensorError, safe_open
 from vllm_gac.checkpoint.digests import Digests
 from vllm_gac.checkpoint.dtypes import stored_dtype
 from vllm_gac.checkpoint.locate import Weights
-from vllm_gac.checkpoint.regular_files import open_pinned, open_untrusted
-from vllm_gac.checkpoint.strict_json import MAX_BYTES, parse_json
+from vllm_gac.checkpoint.untrusted_files import MAX_BYTES, open_pinned, open_untrusted, parse_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 

@@ -25,10 +25,9 @@ from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.locate import locate_config, locate_weights
 from vllm_gac.checkpoint.quantized.formats import CACHE_SCALE, Quantization, quantization_of
 from vllm_gac.checkpoint.quantized.packing import PackedLinear
-from vllm_gac.checkpoint.regular_files import sha256_of_file
-from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.checkpoint.text_part import text_part
+from vllm_gac.checkpoint.untrusted_files import read_json, sha256_of_file
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.dims import ModelLayout, layout_in

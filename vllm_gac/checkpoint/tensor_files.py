@@ -20,7 +20,7 @@ import numpy as np
 from vllm_gac.checkpoint.digests import not_as_written
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import TensorInfo, version_of
-from vllm_gac.checkpoint.regular_files import open_regular
+from vllm_gac.checkpoint.untrusted_files import open_regular
 from vllm_gac.errors import CheckpointError, DiskError
 from vllm_gac.errors.sanitize import sanitize
 

@@ -13,7 +13,7 @@ from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import version_of
 from vllm_gac.checkpoint.locate import INDEX_FILE, auxiliary_files
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.regular_files import sha256_of_file
+from vllm_gac.checkpoint.untrusted_files import sha256_of_file
 from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError
 

@@ -96,7 +96,7 @@ def _before(out: Path) -> "GpuProfile | None":
     """
     import torch
 
-    from vllm_gac.checkpoint.strict_json import read_json
+    from vllm_gac.checkpoint.untrusted_files import read_json
     from vllm_gac.gpu.profile import GpuProfile
     from vllm_gac.layout.schema import validate
 

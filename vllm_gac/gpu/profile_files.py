@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from vllm_gac.checkpoint.atomic_files import write_text
-from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.untrusted_files import read_json
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.profile import GpuProfile
 from vllm_gac.layout.schema import validate

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from vllm_gac.checkpoint.atomic_files import write_floats
-from vllm_gac.checkpoint.regular_files import open_pinned
+from vllm_gac.checkpoint.untrusted_files import open_pinned
 from vllm_gac.errors import CheckpointError
 from vllm_gac.healing.adam import MOMENTS
 from vllm_gac.healing.guard import Guard

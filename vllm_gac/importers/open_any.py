@@ -13,7 +13,7 @@ from vllm_gac.checkpoint.locate import (
     state_dict_files,
 )
 from vllm_gac.checkpoint.open import Checkpoint, checkpoint_of
-from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.untrusted_files import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
 from vllm_gac.importers.imported import Format as Format

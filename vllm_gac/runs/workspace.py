@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import TEMPORARY, copy_file, sync_directory, write_json
-from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.untrusted_files import read_json
 from vllm_gac.errors import CheckpointError, CommandError, DiskError, GacError
 from vllm_gac.errors.sanitize import sanitize
 

@@ -9,7 +9,7 @@ from vllm_gac.checkpoint.atomic_files import copy_file, write_json, write_text
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.locate import auxiliary_files, tokenized_by_mistral
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.untrusted_files import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vllm_gac.checkpoint.hub import hub_faults
-from vllm_gac.checkpoint.regular_files import open_untrusted
+from vllm_gac.checkpoint.untrusted_files import open_untrusted
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.texts.hub_texts import as_given, data_set, is_data_set
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from vllm_gac.checkpoint.regular_files import open_untrusted
+from vllm_gac.checkpoint.untrusted_files import open_untrusted
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.rows import has_rows, rows
 from vllm_gac.texts.tokenizer import ModelTokenizer

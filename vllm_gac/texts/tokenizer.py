@@ -21,7 +21,7 @@ from vllm_gac.checkpoint.engine_files import faults_named
 from vllm_gac.checkpoint.headers import version_of
 from vllm_gac.checkpoint.hub import cached_id
 from vllm_gac.checkpoint.locate import refuse_escape
-from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.untrusted_files import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 

@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_gac.checkpoint.regular_files import read_bounded
-from vllm_gac.checkpoint.strict_json import MAX_BYTES, read_json
+from vllm_gac.checkpoint.untrusted_files import MAX_BYTES, read_bounded, read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.families import ARCHITECTURE, FAMILIES

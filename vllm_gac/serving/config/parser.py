@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from vllm.transformers_utils.config import HFConfigParser
 from vllm.transformers_utils.config_parser_base import ConfigParserBase
 
-from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.untrusted_files import read_json
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.serving.config.foreign_code import mentions_gac, refuse_foreign_code
 from vllm_gac.serving.gac_config import GacConfig

@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.untrusted_files import read_json
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.statistics_file import open_statistics
 from vllm_gac.layout.dims import ModelLayout

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.untrusted_files import read_json
 from vllm_gac.compression.measured import HELD
 from vllm_gac.compression.reference_model import batches
 from vllm_gac.compression.statistics_file import Statistics

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import write_json
-from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.untrusted_files import read_json
 
 # Two texts whose first words are the same, so many, are one.
 _FIRST_WORDS = 32

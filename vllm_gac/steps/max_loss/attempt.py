@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
-from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.untrusted_files import read_json
 from vllm_gac.steps.evaluate.compare import Comparison
 
 _SECTION = "\n## Asked for, and measured\n"

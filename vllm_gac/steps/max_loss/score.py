@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from vllm_gac.checkpoint.atomic_files import write_json
-from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.untrusted_files import read_json
 from vllm_gac.errors import CheckpointError, CommandError
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.steps.max_loss.attempt import Found

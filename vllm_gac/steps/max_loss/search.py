@@ -16,7 +16,7 @@ from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import write_json
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.untrusted_files import read_json
 from vllm_gac.checkpoint.writer import write_index
 from vllm_gac.compression.statistics_file import Statistics
 from vllm_gac.errors import CheckpointError, PlanError

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_gac.checkpoint.regular_files import open_pinned
-from vllm_gac.checkpoint.strict_json import parse_json, read_json
+from vllm_gac.checkpoint.untrusted_files import open_pinned, parse_json, read_json
 from vllm_gac.errors import CheckpointError, PlanError
 
 values = st.recursive(
