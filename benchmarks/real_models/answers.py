@@ -10,7 +10,7 @@ from benchmarks.real_models.prompts import prompts
 from benchmarks.real_models.texts import SPLITS, read_records, write_records
 from vllm_gac.steps.generate.generate import generate
 from vllm_gac.steps.generate.request import GenerateRequest
-from vllm_gac.texts.rows import rows
+from vllm_gac.texts.text_files import rows
 
 _KINDS = ("code", "prose")
 _MAX_TOKENS = 600  # of an answer

@@ -11,7 +11,7 @@ from tests.support import hub
 from tests.support.hub import Hub, Repository
 from vllm_gac.errors import HubError
 from vllm_gac.texts.hub_texts import local_texts
-from vllm_gac.texts.rows import rows
+from vllm_gac.texts.text_files import rows
 
 pytestmark = pytest.mark.needs("datasets")
 

@@ -9,7 +9,7 @@ from vllm_gac import demo
 from vllm_gac.checkpoint.untrusted_files import sha256_of_file
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.hub_texts import as_given, is_data_set, local_texts
-from vllm_gac.texts.rows import has_messages
+from vllm_gac.texts.text_files import has_messages
 from vllm_gac.texts.tokenizer import ModelTokenizer
 
 logger = logging.getLogger(__name__)

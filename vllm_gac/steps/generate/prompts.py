@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.texts.rows import has_rows, rows
-from vllm_gac.texts.text_files import plain_text
+from vllm_gac.texts.text_files import has_rows, plain_text, rows
 from vllm_gac.texts.tokenizer import ModelTokenizer
 
 
