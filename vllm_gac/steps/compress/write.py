@@ -17,13 +17,13 @@ from vllm_gac.compression.measured import shrink_covariances
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.registry import compress_layer
 from vllm_gac.compression.reference_model import reference
+from vllm_gac.compression.refit import Refitting
 from vllm_gac.compression.statistics_file import Statistics
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.steps.compress.packed import still_packed, with_packed
-from vllm_gac.steps.compress.refitting import Refitting
 from vllm_gac.steps.model_card import compressed_card
 from vllm_gac.steps.rewritten import write_files
 from vllm_gac.version import version
