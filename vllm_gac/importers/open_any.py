@@ -1,6 +1,7 @@
 """Opening a model directory in any format that can be served, or one file of another tool."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
 from vllm_gac.importers.imported import Format as Format
 from vllm_gac.importers.imported import Source, dense_of, imported
-from vllm_gac.importers.pruned_shapes import infer_layout
+from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 
 
 def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
@@ -100,3 +101,70 @@ def _recognized(
         unused=frozenset({"lm_head.weight"} if layout.tie_word_embeddings else ()),
     )
     return "hf-pruned", pruned
+
+
+def infer_layout(checkpoint: Checkpoint) -> ModelLayout:
+    """Infer the layout of a pruned model, one without a `"gac"` object, from its tensors' shapes.
+
+    Tools that prune heads and MLP channels leave shapes that differ from the config, often in a
+    different way in every layer. They are enough if head sizes did not change, or only values
+    became smaller. Smaller rotary keys would need RoPE frequencies that the files do not hold.
+
+    The number of layers, the head size and the biases are as the config says. Raises
+    CheckpointError naming a tensor that is missing or fits no layout. Tensors that are not needed
+    for this are checked by `faults`.
+    """
+    embedding = "model.embed_tokens.weight"
+    vocab_size, hidden_size = _shape(checkpoint, embedding)
+    if hidden_size % (heads := checkpoint.layout.layers[0].query_heads):
+        why = f"transformers wants a multiple of the config's {heads} attention heads"
+        raise _nonsense(checkpoint, embedding, why)
+    dense = replace(checkpoint.layout, vocab_size=vocab_size, hidden_size=hidden_size)
+    layers = tuple(_layer(checkpoint, dense, index) for index in range(len(dense.layers)))
+    return replace(dense, layers=layers)
+
+
+def _layer(checkpoint: Checkpoint, dense: ModelLayout, index: int) -> LayerLayout:
+    attention, size = f"model.layers.{index}.self_attn.", dense.head_dim
+    q, k, v, o = (f"{attention}{x}_proj.weight" for x in "qkvo")
+    query_heads = _divided(checkpoint, q, 0, size)
+    key_heads = _divided(checkpoint, k, 0, size)
+    value_size = _divided(checkpoint, o, 1, query_heads)
+    value_heads = _divided(checkpoint, v, 0, value_size)
+    if query_heads % key_heads:
+        raise _nonsense(checkpoint, k, f"{query_heads} query heads cannot share {key_heads} evenly")
+    if key_heads % value_heads:
+        raise _nonsense(checkpoint, v, f"{key_heads} key heads cannot share {value_heads} evenly")
+    width, _ = _shape(checkpoint, f"model.layers.{index}.mlp.gate_proj.weight")
+    return LayerLayout(
+        query_heads=query_heads,
+        key=KeyLayout("rotary", key_heads, size),
+        value=ValueLayout(value_heads, value_size),
+        intermediate_size=width,
+    )
+
+
+def _divided(checkpoint: Checkpoint, name: str, axis: int, by: int) -> int:
+    """The tensor's dim along `axis` divided by `by`, e.g. the number of heads of size `by`."""
+    dim = _shape(checkpoint, name)[axis]
+    if dim % by:
+        raise _nonsense(checkpoint, name, f"{dim} is not a multiple of {by}")
+    return dim // by
+
+
+def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+    """The rows and columns of matrix `name`."""
+    info = checkpoint.tensors.get(name)
+    if info is None:
+        raise CheckpointError(f"{checkpoint.directory}: {name}: missing")
+    if len(info.shape) != 2 or min(info.shape) < 1:
+        raise _nonsense(checkpoint, name, "expected a matrix")
+    return info.shape[0], info.shape[1]
+
+
+def _nonsense(checkpoint: Checkpoint, name: str, why: str) -> CheckpointError:
+    info = checkpoint.tensors[name]
+    return CheckpointError(
+        f"{checkpoint.directory / info.file}: {name}: shape {list(info.shape)} fits no layout of "
+        f"heads of {checkpoint.layout.head_dim}: {why}; see head_dim in config.json"
+    )
