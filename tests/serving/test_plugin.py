@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from vllm_gac.errors import VersionError
 from vllm_gac.serving import plugin, registration, vllm_internals
-from vllm_gac.serving.after_import import run_after_import
+from vllm_gac.serving.plugin import run_after_import
 
 
 def _run(code: str) -> str:

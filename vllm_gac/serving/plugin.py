@@ -1,18 +1,23 @@
 """Entry point `vllm.general_plugins`: registers gac models with vLLM, and never raises.
 
 vLLM calls `register` in every process (API server, engine core, workers). Registration imports no
-module of vLLM: each step waits until vLLM imports the registry that the step writes to. Where vLLM
-accepts a path instead of a class, the step registers the path, so that our modules load late, too.
+module of vLLM, which would take over a second in processes that do not need it: each step waits
+until vLLM imports the registry that the step writes to. Where vLLM accepts a path instead of a
+class, the step registers the path, so that our modules load late, too.
 """
 
 import functools
+import importlib.util
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vllm_gac.errors import VersionError
 from vllm_gac.layout.families import ARCHITECTURE, LOAD_FORMAT
-from vllm_gac.serving.after_import import run_after_import
 from vllm_gac.serving.registration import (
     BACKENDS,
     REQUIREMENT,
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from vllm.transformers_utils.config_parser_base import ConfigParserBase
 
 logger = logging.getLogger("vllm.gac")  # a child of vLLM's logger, which vLLM configures
+Step = Callable[[], None]
 
 
 def register() -> None:
@@ -142,3 +148,47 @@ def _loader(load_config: "LoadConfig") -> "BaseModelLoader":
     from vllm_gac.serving.loading.loader import GacModelLoader
 
     return GacModelLoader(load_config)
+
+
+def run_after_import(module: str, step: Step) -> None:
+    """Run `step` as soon as `module` is imported, now if it is already. `step` must not raise."""
+    if module in sys.modules:
+        step()
+        return
+    _pending.setdefault(module, []).append(step)
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+class _AfterImport(MetaPathFinder):
+    """Makes a module that other finders find run the pending steps after its import."""
+
+    def __init__(self) -> None:
+        self._finding: set[str] = set()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in _pending or name in self._finding:
+            return None
+        self._finding.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._finding.discard(name)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_then_run_steps(module: ModuleType) -> None:
+            execute(module)
+            for step in _pending.pop(name, ()):
+                step()
+
+        # Each spec has a loader of its own, so this changes no other import.
+        spec.loader.exec_module = execute_then_run_steps  # type: ignore[method-assign]
+        return spec
+
+
+_pending: dict[str, list[Step]] = {}
+_finder = _AfterImport()

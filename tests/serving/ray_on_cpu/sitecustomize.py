@@ -5,7 +5,7 @@ Ray calls a GPU. RAY_OVERRIDE_RESOURCES says how many of these there are. Ray's 
 PYTHONPATH, so they import this, too.
 """
 
-from vllm_gac.serving.after_import import run_after_import
+from vllm_gac.serving.plugin import run_after_import
 
 
 def _name_a_device() -> None:

@@ -36,7 +36,7 @@ class GacConfigHook:
     """Hook of GacLlamaForCausalLM in vLLM's MODELS_CONFIG_MAP.
 
     It has the methods of vLLM's VerifyAndUpdateConfig but does not import that class: the import of
-    vLLM's module is what triggers the import of this one (`vllm_gac.serving.after_import`).
+    vLLM's module is what triggers the import of this one (`vllm_gac.serving.plugin`).
     """
 
     @staticmethod
