@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from vllm_gac.checkpoint.digests import changed_files
 from vllm_gac.checkpoint.dtypes import DTYPES, WEIGHT_DTYPES, StoredDtype
-from vllm_gac.checkpoint.fused import without_fused
 from vllm_gac.checkpoint.headers import TensorInfo as TensorInfo
 from vllm_gac.checkpoint.headers import read_headers
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.locate import locate_config, locate_weights
+from vllm_gac.checkpoint.own_tensors import text_part, without_fused
 from vllm_gac.checkpoint.quantized.formats import CACHE_SCALE, Quantization, quantization_of
 from vllm_gac.checkpoint.quantized.packing import PackedLinear
 from vllm_gac.checkpoint.tensor_files import ShardFiles
-from vllm_gac.checkpoint.text_part import text_part
 from vllm_gac.checkpoint.untrusted_files import read_json, sha256_of_file
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize

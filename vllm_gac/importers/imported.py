@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from vllm_gac.checkpoint.fused import without_fused
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader
+from vllm_gac.checkpoint.own_tensors import without_fused
 from vllm_gac.checkpoint.quantized.formats import quantization_of
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from vllm_gac.checkpoint.fused import without_fused
 from vllm_gac.checkpoint.headers import read_headers
 from vllm_gac.checkpoint.locate import locate_weights, state_dict_files, without_weights
 from vllm_gac.checkpoint.open import Checkpoint, faults
+from vllm_gac.checkpoint.own_tensors import without_fused
 from vllm_gac.errors import CheckpointError
 from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.quantized_checkpoint import (
