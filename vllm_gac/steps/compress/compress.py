@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.hub import model_directory
-from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.untrusted_files import read_json
 from vllm_gac.compression.devices import prepare_device
-from vllm_gac.compression.statistics_file import open_statistics
+from vllm_gac.compression.measured import HELD
+from vllm_gac.compression.reference_model import batches
+from vllm_gac.compression.statistics_file import Statistics, open_statistics
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.options import record_of
 from vllm_gac.planning.plan_file import Plan, planned_layout, read_plan
@@ -26,8 +29,7 @@ from vllm_gac.steps.calibrate.text import given_files
 from vllm_gac.steps.compress.inputs import CompressInputs
 from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.compress.write import write_compressed
-from vllm_gac.steps.evaluate.compare import Baseline
-from vllm_gac.steps.evaluate.measured_model import measure_model
+from vllm_gac.steps.evaluate.compare import Baseline, compared
 from vllm_gac.steps.max_loss.attempt import Found
 from vllm_gac.steps.max_loss.score import found_by_score
 from vllm_gac.steps.max_loss.search import MAX_TRIES, search_max_loss
@@ -38,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 # Tokens of held-out text that a loss is measured on, at most.
 _MAX_MEASURED = 1 << 17
+_SECTION = "\n## Measured\n"
+# From so much more perplexity on, tasks have lost much.
+_MUCH = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +202,47 @@ def _make(
             search_max_loss(chosen, statistics, run.work, write, measure)
         else:
             write(measured_plan(statistics, chosen), run.model)
-    measure_model(run.model, statistics, device, progress)
+    _measure(run.model, statistics, device, progress)
+
+
+def _measure(directory: Path, stats: Statistics | None, device: str, progress: bool) -> None:
+    """Compare the model in `directory` with the dense one on text that was set aside.
+
+    Its config.json and card say then what was measured. `stats` are the dense model's; None:
+    nothing was shrunk.
+    """
+    if stats is None:
+        return
+    if not stats.measured.held_tokens:
+        logger.warning(
+            "%s: no text was set aside, so that the model's loss is not measured; calibrate again, "
+            "or use 'vllm-gac evaluate --against'",
+            stats.path,
+        )
+        return
+    tokens = [*batches(stats.tokens(HELD).long())]
+    model = open_checkpoint(directory)
+    comparison = compared(model, stats.model, tokens, {}, device, progress)
+    if comparison.ratio > _MUCH:
+        logger.warning(
+            "the perplexity is %.1f %% higher than the dense model's. Tasks lose far more than "
+            "perplexity says: answers are long, and each token has to be right. Keep more, or heal "
+            "the model, and measure it on your task",
+            100 * (comparison.ratio - 1),
+        )
+    measurement = Measurement(
+        ratio=round(comparison.ratio, 6),
+        interval=comparison.interval and [round(end, 6) for end in comparison.interval],
+        divergence=round(max(comparison.divergence, 0), 6),
+        agreement=round(comparison.agreement, 6),
+        tokens=comparison.tokens,
+    )
+    config = read_json(directory / "config.json")
+    config["gac"]["source"]["measured"] = measurement.model_dump(mode="json")
+    write_json(directory / "config.json", config)
+    card = (directory / "README.md").read_text().partition(_SECTION)[0]
+    said = f"On documents that were set aside of the calibration text: {measurement}."
+    write_text(directory / "README.md", f"{card}{_SECTION}\n{said}\n")
 
 
 def _recorded(out: Path, dense: Checkpoint) -> Compressed:
