@@ -13,8 +13,8 @@ from tests.support.dense_models import config, write, write_text
 from tests.support.measured_layers import made_up_losses
 from tests.support.stored_models import logits_of
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.measured import needed_by, probes, to_measure
-from vllm_gac.compression.methods.registry import METHODS, Entry, component_of, making, methods_of
+from vllm_gac.compression.measured import making, needed_by, probes, to_measure
+from vllm_gac.compression.methods.registry import METHODS, Entry, component_of, methods_of
 from vllm_gac.layout.dims import LayerLayout, layout_of
 from vllm_gac.layout.key_forms import KEY_FORMS
 from vllm_gac.planning.knapsack_items import part_candidates

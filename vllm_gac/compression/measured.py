@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 
 from vllm_gac.compression.methods.base import MERGEABLE, Compressor, Probe
-from vllm_gac.compression.methods.registry import METHODS, making, methods_of
+from vllm_gac.compression.methods.registry import METHODS, methods_of
 from vllm_gac.compression.methods.statistics import (
     NORMED_KEYS,
     QUERY_ENERGY,
@@ -50,7 +50,7 @@ class StatsSpec:
     @classmethod
     def to_plan(cls, layout: ModelLayout, methods: Sequence[str]) -> "StatsSpec":
         """What plans of `methods` need, and compression by them, of a dense model of `layout`."""
-        group = max((method.value_group(layout) for method in methods_of(methods)), default=1)
+        group = _value_group(layout, methods)
         return cls(methods, *needed_by(to_measure(layout, methods, group)), group)
 
     @classmethod
@@ -59,8 +59,7 @@ class StatsSpec:
     ) -> "StatsSpec":
         """What compression to `target` needs, by a plan of `methods`; nothing to choose by."""
         # Heads: the same sums as in a run that plans here itself, and so the same bytes.
-        group = cls.to_plan(dense, methods).value_group
-        return cls((), *needed_by(making(dense, target)), group)
+        return cls((), *needed_by(making(dense, target)), _value_group(dense, methods))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +200,17 @@ def to_measure(dense: ModelLayout, methods: Sequence[str], value_group: int) -> 
     Up to `value_group` value heads can be merged into one.
     """
     return [c for method in methods_of(methods) for c in method.measured(dense, value_group)]
+
+
+def making(dense: ModelLayout, target: ModelLayout) -> list[Compressor]:
+    """What makes `target` of a dense model; some of it several times."""
+    methods = [*methods_of(METHODS)]
+    return [c for layer in target.layers for method in methods for c in method.making(dense, layer)]
+
+
+def _value_group(dense: ModelLayout, methods: Sequence[str]) -> int:
+    """How many value heads `methods` may merge into one at most."""
+    return max((method.value_group(dense) for method in methods_of(methods)), default=1)
 
 
 def probes(dense: ModelLayout, methods: Sequence[str]) -> list[Probe]:

@@ -52,10 +52,10 @@ from vllm_gac.compression.measured import (
     TOKENS,
     LayerStats,
     Measured,
+    making,
     needed_by,
     to_measure,
 )
-from vllm_gac.compression.methods.registry import making
 from vllm_gac.compression.methods.statistics import NORMED_KEYS, QUERY_ENERGY, metric_of
 from vllm_gac.errors import CheckpointError, DiskError, PlanError, VersionError
 from vllm_gac.layout.dims import ModelLayout

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from vllm_gac.compression.methods.base import Compressor, MeasuredLayer, Method
-    from vllm_gac.layout.dims import LayerLayout, ModelLayout
+    from vllm_gac.compression.methods.base import MeasuredLayer, Method
+    from vllm_gac.layout.dims import LayerLayout
 
 
 def _heads() -> "Method":
@@ -61,26 +61,16 @@ def methods_of(names: Iterable[str]) -> "Iterator[Method]":
     return (entry.load() for name, entry in METHODS.items() if name in named)
 
 
-def compressors(dense: "ModelLayout", target: "LayerLayout") -> "Iterator[Compressor]":
-    """What makes `target` of a layer of `dense`, in the order of its use."""
-    for method in methods_of(METHODS):
-        yield from method.making(dense, target)
-
-
-def making(dense: "ModelLayout", target: "ModelLayout") -> "Iterator[Compressor]":
-    """What makes `target` of a dense model; some of it several times."""
-    for layer in target.layers:
-        yield from compressors(dense, layer)
-
-
 def compress_layer(layer: "MeasuredLayer", target: "LayerLayout") -> "dict[str, torch.Tensor]":
     """The tensors of a layer with the dims of `target`, by their names within the layer.
 
     Tensors that do not shrink are returned unchanged. The others are fp64, and RoPE tables fp32.
     Raises PlanError if no method makes `target` from the dense layer.
     """
-    for compressor in compressors(layer.layout, target):
-        layer = compressor.compress(layer, target)
+    dense = layer.layout
+    for method in methods_of(METHODS):
+        for compressor in method.making(dense, target):
+            layer = compressor.compress(layer, target)
     return dict(layer.weights)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from vllm_gac import demo
 from vllm_gac.checkpoint.engine_files import refuse_unserved
-from vllm_gac.checkpoint.locate import auxiliary_files
 from vllm_gac.checkpoint.open import Checkpoint, open_dense, warn_of_dtype
 from vllm_gac.checkpoint.writer import fingerprint, size_and_time
 from vllm_gac.compression.measured import StatsSpec
@@ -66,7 +65,6 @@ class CompressInputs:
         """
         checkpoint = open_dense(directory)
         refuse_unserved(directory)
-        auxiliary_files(directory)  # refuses files that cannot be copied before the work begins
         warn_of_dtype(checkpoint)
         if score is not None:
             check_command(score)
@@ -93,7 +91,7 @@ class CompressInputs:
             else StatsSpec.to_make(layout, checkpoint.layout, plan.methods)
         )
         record = {
-            "model": fingerprint(checkpoint),
+            "model": fingerprint(checkpoint),  # refuses auxiliary files that cannot be copied
             "plan": plan.model_dump(mode="json") if isinstance(plan, Plan) else record_of(plan),
             "stats": statistics
             and {
