@@ -31,6 +31,7 @@ MORE: dict[str, dict[str, Any]] = {
     "ministral3": MINISTRAL,
     "qwen2": {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 0},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "smollm3": {"pad_token_id": None, "no_rope_layers": [1, 0, 0]},
     "phi3": {"pad_token_id": None, "eos_token_id": None},
 }
 

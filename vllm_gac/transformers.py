@@ -96,7 +96,7 @@ class _Attention(nn.Module):
             self._each_query(values, 1),
             attn_mask=attention_mask,
             is_causal=attention_mask is None and queries.shape[1] > 1,
-            scale=self.layout.score_scale,
+            scale=self.layout.score_scale(self.layer),
         )
         return self.o_proj(attended.transpose(1, 2).flatten(-2)), None
 
@@ -117,7 +117,8 @@ class _Attention(nn.Module):
         if layer.key.rope_table:
             table = self.rope_inv_freq
         else:
-            table = inverse_frequencies(self.config.rope, layout.head_dim)[None].to(hidden.device)
+            table = inverse_frequencies(self.config.rope, layout.head_dim) * layer.has_rope
+            table = table[None].to(hidden.device)
         flat = positions.flatten()
         turn = cos_sin(flat, table)
         of_key, of_query = (

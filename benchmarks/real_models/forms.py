@@ -240,7 +240,8 @@ def _forward(
         for index in range(len(dense.layers)):
             weights = layer_weights(model, read, index)
             covariances = shrink_covariances(stats.layer(index, device), stats.measured.tokens)
-            layer = MeasuredLayer(dense, weights, covariances, model.inv_freq)
+            frequencies = model.inv_freq * dense.layers[index].has_rope
+            layer = MeasuredLayer(dense, weights, covariances, frequencies)
             made: dict[str, Mapping[str, torch.Tensor]] = {f"{dense.layers[index]}": weights}
             for row in rows:
                 target = row.layers[index]

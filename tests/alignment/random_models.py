@@ -81,6 +81,7 @@ FAMILIES: list[dict[str, Any]] = [
     {"model_type": "seed_oss"},
     {"model_type": "qwen3"},
     {"model_type": "qwen3_moe"},
+    {"model_type": "smollm3"},
     {"model_type": "phi3"},
 ]
 NORMED = ("qwen3", "qwen3_moe")

@@ -62,8 +62,8 @@ def test_covariances_of_merged_value_heads(model: Path, text: Path) -> None:
     with checkpoint.reader() as read, torch.inference_mode():
         weights = layer_weights(fp64, read, 0)
         hidden = embed(fp64, read, tokens)
-        single, after = observe_layer(fp64, weights, hidden, value_group=1)
-        double, after_too = observe_layer(fp64, weights, hidden, value_group=2)
+        single, after = observe_layer(fp64, 0, weights, hidden, value_group=1)
+        double, after_too = observe_layer(fp64, 0, weights, hidden, value_group=2)
     torch.testing.assert_close(after, after_too)
     # Query heads now read both value heads. 0 and 1 use the first one, 2 and 3 the second one.
     own = [128 // 4 * head + 16 * (head // 2) + i for head in range(4) for i in range(16)]

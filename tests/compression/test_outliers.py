@@ -48,8 +48,8 @@ def test_calibration_is_not_led_by_a_sink() -> None:
     model, weights = layer.model, layer.weights
     sizes = mlp_activations(model, weights, hidden).norm(dim=-1)
     assert float(sizes[:, 0].median() / sizes[:, 1:].median()) > 100
-    stats, _ = observe_layer(model, weights, hidden)
-    ordinary, _ = observe_layer(model, weights, hidden[:, 1:])
+    stats, _ = observe_layer(model, 0, weights, hidden)
+    ordinary, _ = observe_layer(model, 0, weights, hidden[:, 1:])
     target = layer.target(width=64)
 
     def error(of: MeasuredLayer) -> float:

@@ -1,6 +1,7 @@
 """Probes: gradients, the quadratic form of the loss, and outputs at some of the tokens."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,17 +86,18 @@ def test_the_outputs_of_some_tokens_are_those_of_the_whole_layer(changes: dict[s
     read, tokens = tensors.__getitem__, random_tokens(3, 200)
     at = positions(200)
     assert len(at) == 66
-    weights = layer_weights(model, read, 0)
-    hidden = entering_states(model, read, tokens)[0]
-    stats, before = observe_layer(model, weights, hidden)
-    layer = MeasuredLayer(model.layout, weights, stats, model.inv_freq)
-    gradients = gradients_of(model, tensors, tokens, draws=2)[0]
+    weights, own = layer_weights(model, read, 1), model.layout.layers[1]
+    hidden = entering_states(model, read, tokens)[1]
+    stats, before = observe_layer(model, 1, weights, hidden)
+    layer = MeasuredLayer(model.layout, weights, stats, model.inv_freq * own.has_rope)
+    gradients = gradients_of(model, tensors, tokens, draws=2)[1]
     tried = probes(model.layout, METHODS)
     divergence = measure_layer(model, layer, tried, hidden, gradients)
     assert divergence.shape == (6, 3)
     for probe, lost in zip(tried, divergence, strict=True):
         smaller = {name: t.double() for name, t in compress_layer(layer, probe.layer).items()}
-        after = layer_forward(model, probe.layer, smaller, hidden)
+        target = replace(probe.layer, has_rope=own.has_rope)
+        after = layer_forward(model, target, smaller, hidden)
         products = (gradients * (after - before)[:, at]).sum(-1)
         expected = products.square().mean((0, 2)) / 2
         torch.testing.assert_close(lost.double(), expected, rtol=1e-5, atol=1e-12)
@@ -108,7 +110,7 @@ def test_a_probe_that_is_followed_loses_what_the_whole_model_does(changes: dict[
     entering, left, last = entering_states(model, read, tokens)
     weights = layer_weights(model, read, 0)
     layer = MeasuredLayer(
-        model.layout, weights, observe_layer(model, weights, entering)[0], model.inv_freq
+        model.layout, weights, observe_layer(model, 0, weights, entering)[0], model.inv_freq
     )
     dense = head(model, read, rest(model, tensors, left)).log_softmax(-1)
     compared = torch.arange(1, 199, 3)

@@ -70,6 +70,12 @@ MODELS = {
         "sliding_window": 24,
     },
     "seed_oss, biased MLPs": {"model_type": "seed_oss", "mlp_bias": True},
+    "smollm3": {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layer_interval": 4},
+    "smollm3, yarn, first layer without RoPE": {
+        "model_type": "smollm3",
+        "rope_parameters": YARN_ROPE,
+        "no_rope_layers": [0, 1],
+    },
     "phi3": {"model_type": "phi3"},
     "phi3, tied, window, mha": {
         "model_type": "phi3",

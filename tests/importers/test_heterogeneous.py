@@ -20,6 +20,8 @@ LAYERS: list[Dims] = [
     {"intermediate_size": 80, "num_key_value_heads": 4},
 ]
 
+SMOLLM = {"model_type": "smollm3", "no_rope_layers": [0, 0, 1], "pad_token_id": None}
+
 
 @pytest.mark.parametrize(
     ("changes", "layers"),
@@ -37,6 +39,7 @@ LAYERS: list[Dims] = [
         pytest.param(MISTRAL, SKIPS, id="mistral"),
         pytest.param({"model_type": "qwen2", "tie_word_embeddings": True}, SKIPS, id="qwen2"),
         pytest.param({"model_type": "qwen3"}, SKIPS, id="qwen3"),
+        pytest.param(SMOLLM, SKIPS, id="smollm3"),
     ],
 )
 def test_per_layer_config(changes: dict[str, Any], layers: list[Dims], tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.schema import HfConfig, validate
 
 VLLM = Path(vllm.__file__).parent
-# All but Seed-OSS, which vLLM serves by transformers' class.
-_OWN = FAMILIES.keys() - {"seed_oss"}
+# All but those that vLLM serves by transformers' classes.
+_OWN = FAMILIES.keys() - {"seed_oss", "smollm3"}
 MODULES = {_TEXT_GENERATION_MODELS[FAMILIES[name].architecture][0] for name in _OWN}
 SOURCES = (
     *(f"model_executor/models/{module}.py" for module in sorted(MODULES)),
@@ -182,6 +182,7 @@ WINDOWED: dict[str, Any] = QWEN2 | {"use_sliding_window": True}
 PHI3: dict[str, Any] = {"model_type": "phi3"}
 MINISTRAL: dict[str, Any] = {"model_type": "ministral3"}
 EXPERTS: dict[str, Any] = {"model_type": "qwen3_moe"}
+SMOLLM: dict[str, Any] = {"model_type": "smollm3"}
 SAID = {"beta": 0.5, "original_max_position_embeddings": 16}  # as vLLM spells it
 
 
@@ -226,6 +227,12 @@ SAID = {"beta": 0.5, "original_max_position_embeddings": 16}  # as vLLM spells i
         (MINISTRAL | {"llama_4_scaling": SAID | {"beta": 1}}, "llama_4_scaling_beta"),
         (MINISTRAL | {"llama_4_scaling": True}, "llama_4_scaling"),
         (MINISTRAL | {"rope_parameters": {"llama_4_scaling_beta": 0.5}}, "rope"),
+        (SMOLLM | {"no_rope_layers": [1]}, "no_rope_layers"),
+        (SMOLLM | {"no_rope_layers": [1, 2]}, "no_rope_layers"),
+        (SMOLLM | {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        (SMOLLM | {"sliding_window": 64, "use_sliding_window": True}, "use_sliding_window"),
+        (SMOLLM | {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        (SMOLLM | {"rope_parameters": None}, "rope_theta"),
         (EXPERTS | {"mlp_only_layers": [1]}, "mlp_only_layers, decoder_sparse_step"),
         (EXPERTS | {"decoder_sparse_step": 2}, "mlp_only_layers, decoder_sparse_step"),
         (EXPERTS | {"use_sliding_window": True}, "use_sliding_window"),
@@ -264,6 +271,17 @@ def test_the_window_of_a_qwen2_is_that_of_transformers(
     theirs = Qwen2Config.from_dict(raw)
     windowed = "sliding_attention" in theirs.layer_types and theirs.sliding_window
     assert (windowed or None) == expected
+
+
+@pytest.mark.parametrize(
+    "said", [{"no_rope_layer_interval": 3}, {"no_rope_layers": [0, 1, 1, 0, 0, 1]}]
+)
+def test_the_layers_without_rope_are_those_of_transformers(said: dict[str, Any]) -> None:
+    from transformers import SmolLM3Config
+
+    raw = config(**SMOLLM, num_hidden_layers=5, **said)
+    theirs = SmolLM3Config.from_dict(raw).no_rope_layers[:5]
+    assert [layer.has_rope for layer in layout_of(raw).layers] == [bool(x) for x in theirs]
 
 
 def test_windows_of_all_layers_or_none_are_honoured() -> None:

@@ -50,6 +50,12 @@ MINISTRAL: dict[str, Any] = {
     "model_type": "ministral3",
     "rope_parameters": {"rope_theta": 10000.0, **SCALED},
 }
+# One without RoPE in its first and sixth layer.
+SMOLLM: dict[str, Any] = {
+    "model_type": "smollm3",
+    "pad_token_id": None,
+    "no_rope_layers": [0, 1, 1, 1, 1, 0, 1, 1, 1],
+}
 # Sizes that vLLM's CPU kernel for four bits takes, and groups of 32 divide.
 ALIGNED = [
     layer(("rotary", 4, 64), (4, 64), 512),

@@ -45,10 +45,12 @@ FAMILY: dict[str, dict[str, Any]] = {
     "seed_oss": {"head_dim": 32},
     "qwen3": {"head_dim": 64},  # not hidden_size / num_attention_heads
     "qwen3_moe": {"head_dim": 64},
+    "smollm3": {"head_dim": 32, "num_hidden_layers": 4, "no_rope_layer_interval": 4},
     "phi3": {"head_dim": 32, "pad_token_id": None},
     "phi3 with a window": {"head_dim": 32, "pad_token_id": None, "sliding_window": 48},
     "llama with yarn": {"head_dim": 32, "rope_parameters": YARN_ROPE},
     "qwen3 with yarn": {"head_dim": 64, "rope_parameters": YARN_ROPE},
+    "smollm3 with yarn": {"head_dim": 32, "rope_parameters": YARN_ROPE},
 }
 # Their keys are normed, so that both forms are served in another way than those of the others.
 KEY_FORM = {"qwen3": "rotary", "qwen3 with yarn": "latent", "qwen3_moe": "latent"}

@@ -30,7 +30,7 @@ from tests.serving.engines import (
     outputs,
     served,
 )
-from tests.serving.models import HETEROGENEOUS, MINISTRAL, layout_with, write_model
+from tests.serving.models import HETEROGENEOUS, MINISTRAL, SMOLLM, layout_with, write_model
 from tests.serving.quantized import is_linear
 from tests.serving.server import serve
 from vllm_gac.alignment.rules import padded_layout
@@ -48,7 +48,7 @@ def test_lora_for_every_layer_shape_matches_the_merged_model(
 ) -> None:
     """It adapts every linear: fused, of unequal heads, low rank, and in a layer that is padded."""
     model, adapter, merged = (tmp_path / name for name in ("model", "adapter", "merged"))
-    write_model(model, HETEROGENEOUS)
+    write_model(model, HETEROGENEOUS, **SMOLLM)
     write_adapter(model, adapter, merged)
     dense = tmp_path / "dense"  # an adapter for the dense model: same names, other shapes
     shapes = {"model.layers.1.self_attn.q_proj": (512, 256)}

@@ -8,7 +8,7 @@ import pytest
 
 from tests.serving.agreement import PROMPTS
 from tests.serving.engines import CPU_RANKS, Answers, assert_same, served_by_ranks
-from tests.serving.models import layer, write_model
+from tests.serving.models import SMOLLM, layer, write_model
 from tests.serving.server import serve
 from tests.support.dense_models import config, write
 from vllm_gac.alignment.rules import padded_layout
@@ -36,7 +36,8 @@ pytestmark = pytest.mark.slow
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose first of two pipeline stages caches more than the second."""
     directory = tmp_path_factory.mktemp("parallel") / "model"
-    write_model(directory, LAYERS, attention_bias=True)
+    smollm = SMOLLM | {"no_rope_layers": [1, 0] * len(SHAPES)}
+    write_model(directory, LAYERS, attention_bias=True, **smollm)
     return directory
 
 

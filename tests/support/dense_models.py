@@ -51,6 +51,8 @@ def config(**changes: Any) -> dict[str, Any]:
     }
     if changes.get("model_type") == "phi3":
         raw["pad_token_id"] = None  # else it is 32000, which is beyond the vocabulary
+    if changes.get("model_type") == "smollm3":
+        raw |= {"pad_token_id": None, "no_rope_layer_interval": 2}
     if changes.get("model_type") == "ministral3":
         raw["rope_parameters"] |= SCALED
     if changes.get("model_type") == "qwen3_moe":

@@ -14,6 +14,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gqa": {},
     "llama3": {"rope_parameters": LLAMA3_ROPE, "num_key_value_heads": 4},
     "mistral": {"model_type": "mistral", "sliding_window": 7},
+    "smollm3": {"model_type": "smollm3"},
 }
 
 

@@ -59,12 +59,12 @@ def new_table(
 ) -> Tensor | None:
     """The RoPE table fp32 [1, pairs] that the padded keys of layer `index` need.
 
-    It has the model's frequencies, and 0 for padded pairs. None if no table is needed, or if the
+    It has the layer's frequencies, and 0 for padded pairs. None if no table is needed, or if the
     layer has one already.
     """
     if stored.layers[index].key.rope_table or not padded.layers[index].key.rope_table:
         return None
-    table = inverse_frequencies(rope, stored.head_dim)
+    table = inverse_frequencies(rope, stored.head_dim) * stored.layers[index].has_rope
     return pad(table, (0, padded.layers[index].key.size // 2 - len(table)))[None]
 
 

@@ -42,13 +42,15 @@ def rope_faults(checkpoint: Checkpoint) -> Iterator[str]:
         return
     from vllm_gac.layout.rope import inverse_frequencies
 
-    known = inverse_frequencies(checkpoint.config.rope, checkpoint.layout.head_dim)
+    layout = checkpoint.layout
+    known = inverse_frequencies(checkpoint.config.rope, layout.head_dim)
     with checkpoint.reader(any_value=True) as read:
         for name in names:
             table = read(name)
             chosen = table[table != 0]  # padded pairs are 0
             near = (chosen[:, None] - known).abs().amin(1) <= _ROUNDING * chosen
-            if not near.all():
+            has_rope = layout.layers[int(name.split(".")[2])].has_rope
+            if not near.all() or has_rope != bool(len(chosen)):
                 yield (
                     f"{checkpoint.broken_part(name)}: has frequencies that RoPE of config.json "
                     "does not have, so one of them was changed after compression; restore "

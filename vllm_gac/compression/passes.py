@@ -243,11 +243,12 @@ def _stream(run: _Run) -> None:
             for index in range(done, layers):
                 weights = layer_weights(model, read, index)
                 stats, hidden = observe_layer(
-                    model, weights, hidden, measured.value_group, measured.covariances
+                    model, index, weights, hidden, measured.value_group, measured.covariances
                 )
                 stats = {**stats, **_read_metrics(run, index, measured.metrics)}
                 steady = shrink_covariances(stats, measured.tokens)
-                layer = MeasuredLayer(model.layout, weights, steady, model.inv_freq)
+                frequencies = model.inv_freq * model.layout.layers[index].has_rope
+                layer = MeasuredLayer(model.layout, weights, steady, frequencies)
                 errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
                 if len(held):
                     lost = _probed(run, index, layer, tried, held)
@@ -349,6 +350,7 @@ def _remove(file: StatsFile, layers: Iterable[int], *kinds: str) -> None:
 
 def observe_layer(
     model: Reference,
+    index: int,
     weights: Mapping[str, torch.Tensor],
     hidden: torch.Tensor,
     value_group: int = 1,
@@ -358,6 +360,7 @@ def observe_layer(
 
     Args:
         model: The dense model.
+        index: The number of the layer.
         weights: The layer's tensors, as `layer_weights` returns them.
         hidden: The hidden states that enter the layer, [count, length, hidden].
         value_group: How many value heads the input of o_proj spans.
@@ -369,7 +372,7 @@ def observe_layer(
         computed in the model's dtype and summed in fp64. Tokens of massive activations are limited
         (moments.py: clip_weights).
     """
-    layer, own = _grouped_values(model, value_group)
+    layer, own = _grouped_values(model, index, value_group)
     sums = {
         name: torch.zeros(shape, dtype=torch.float64, device=model.device)
         for name, shape in layer_shapes(model.layout, value_group).items()
@@ -420,13 +423,15 @@ def observe_layer(
     return stats, outputs
 
 
-def _grouped_values(model: Reference, group: int) -> tuple[LayerLayout, torch.Tensor | slice]:
-    """A dense layer with value heads of `group` times the size, and what o_proj takes of them.
+def _grouped_values(
+    model: Reference, index: int, group: int
+) -> tuple[LayerLayout, torch.Tensor | slice]:
+    """Dense layer `index` with value heads of `group` times the size, and what o_proj then takes.
 
     Each query head then also reads the values of the neighbouring value heads, by which merged
     value heads are chosen.
     """
-    layout, layer = model.layout, model.layout.layers[0]
+    layout, layer = model.layout, model.layout.layers[index]
     if group == 1:
         return layer, slice(None)
     wide = ValueLayout(layer.value.heads // group, layer.value.size * group)

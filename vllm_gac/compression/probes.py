@@ -138,14 +138,17 @@ def measure_layer(
         fp32 [probes, count], in nats per token of each sequence.
     """
     at = positions(hidden.shape[1]).to(model.device)
-    dense = list(_outputs(model, model.layout.layers[0], layer.weights, hidden, at))
+    whole = layer.as_in_it(model.layout.layers[0])
+    dense = list(_outputs(model, whole, layer.weights, hidden, at))
     divergence = torch.empty(len(tried), len(hidden))
     for number, probe in enumerate(tried):
         smaller = _compressed(model, layer, probe.layer)
         known = [middle for middle, _ in dense] if _keeps_attention(layer, smaller) else None
         begin = 0
         for (_, before), (_, after) in zip(
-            dense, _outputs(model, probe.layer, smaller, hidden, at, known), strict=True
+            dense,
+            _outputs(model, layer.as_in_it(probe.layer), smaller, hidden, at, known),
+            strict=True,
         ):
             rows = slice(begin, begin := begin + len(after))
             products = torch.einsum(
@@ -175,7 +178,8 @@ def measure_followed(
         hidden: The hidden states that enter it, [count, length, hidden].
         last: Those that leave the last layer of the dense model.
     """
-    states = layer_outputs(model, target, _compressed(model, layer, target), hidden)
+    smaller = _compressed(model, layer, target)
+    states = layer_outputs(model, layer.as_in_it(target), smaller, hidden)
     for behind in range(index + 1, len(model.layout.layers)):
         weights = layer_weights(model, read, behind)
         states = layer_outputs(model, model.layout.layers[behind], weights, states)

@@ -208,7 +208,7 @@ def attended_values(
     values = project(weights, "self_attn.v_proj", normed, seen)
     values = values.view(batch, length, layer.value.heads, layer.value.size)
 
-    table = model.inv_freq[None]
+    table = model.inv_freq[None] * layer.has_rope
     if layer.key.rope_table:
         table = weights["self_attn.rope_inv_freq"].to(model.inv_freq.dtype)
     positions = torch.arange(length, device=normed.device)
@@ -227,7 +227,7 @@ def attended_values(
         _heads_of(_each_query(values, layer), common),
         attn_mask=mask,
         is_causal=mask is None,
-        scale=model.layout.score_scale,
+        scale=model.layout.score_scale(layer),
     )[..., :size]
     attended = attended.transpose(1, 2).reshape(batch, asking.shape[1], -1)
     observe("self_attn.o_proj", attended)

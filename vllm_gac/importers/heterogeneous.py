@@ -60,7 +60,7 @@ def import_layers(
             f"{where}: {drop[0]}: {len(layers)} layers, num_hidden_layers says {len(dense.layers)}"
         )
     layers_of_model = tuple(
-        _layer(dense, dims, f"{where}: layer {i}") for i, dims in enumerate(layers)
+        _layer(dense, i, dims, f"{where}: layer {i}") for i, dims in enumerate(layers)
     )
     layout = replace(dense, layers=layers_of_model)
     rope = validate(HfConfig, base, where).rope
@@ -95,8 +95,8 @@ def _defaults(raw: Mapping[str, Any], layers: Sequence[LayerDims]) -> dict[str, 
     return filled
 
 
-def _layer(dense: ModelLayout, dims: LayerDims, where: str) -> LayerLayout:
-    model = dense.layers[0]
+def _layer(dense: ModelLayout, index: int, dims: LayerDims, where: str) -> LayerLayout:
+    model = dense.layers[index]
     query_heads, kv_heads = dims.query_heads or model.query_heads, dims.kv_heads or model.key.heads
     size, width = dense.head_dim, dims.intermediate_size or model.intermediate_size
     if not dims.has_attention:
@@ -110,6 +110,7 @@ def _layer(dense: ModelLayout, dims: LayerDims, where: str) -> LayerLayout:
         key=KeyLayout("rotary", kv_heads, size, rope_table=size != dense.head_dim),
         value=ValueLayout(kv_heads, size),
         intermediate_size=width if dims.has_mlp else _IDLE_WIDTH,
+        has_rope=model.has_rope,
     )
 
 
@@ -117,7 +118,8 @@ def _own_sources(
     layout: ModelLayout, dims: LayerDims, index: int, rope: RopeParameters
 ) -> dict[str, Source]:
     """Sources of the tensors of layer `index` that the files do not hold as they are served."""
-    key, prefix = layout.layers[index].key, f"model.layers.{index}."
+    layer, prefix = layout.layers[index], f"model.layers.{index}."
+    key, has_rope = layer.key, layer.has_rope
     sources: dict[str, Source] = {}
     skipped: tuple[str, ...] = ()
     if not dims.has_attention:
@@ -127,7 +129,7 @@ def _own_sources(
     for name, shape in layout.layer_tensors(index):
         local = name.removeprefix(prefix)
         if local == "self_attn.rope_inv_freq":
-            table = partial(_frequencies, rope, heads=key.heads, size=key.size)
+            table = partial(_frequencies, rope, has_rope, heads=key.heads, size=key.size)
             sources[name] = Source((), table)
         elif local.startswith(skipped):
             value = 1.0 if local.endswith("norm.weight") else 0.0
@@ -136,11 +138,11 @@ def _own_sources(
     return sources
 
 
-def _frequencies(rope: RopeParameters, *, heads: int, size: int) -> "Tensor":
-    """The model's RoPE frequencies for heads of another size: fp32 [heads, size / 2]."""
+def _frequencies(rope: RopeParameters, has_rope: bool, *, heads: int, size: int) -> "Tensor":
+    """The layer's RoPE frequencies for heads of another size: fp32 [heads, size / 2]."""
     from vllm_gac.layout.rope import inverse_frequencies
 
-    return inverse_frequencies(rope, size).expand(heads, -1).contiguous()
+    return (inverse_frequencies(rope, size) * has_rope).expand(heads, -1).contiguous()
 
 
 def _filled(like: "Tensor", *, shape: tuple[int, ...], value: float) -> "Tensor":

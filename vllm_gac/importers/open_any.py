@@ -141,6 +141,7 @@ def _layer(checkpoint: Checkpoint, dense: ModelLayout, index: int) -> LayerLayou
         key=KeyLayout("rotary", key_heads, size),
         value=ValueLayout(value_heads, value_size),
         intermediate_size=width,
+        has_rope=dense.layers[index].has_rope,
     )
 
 

@@ -76,6 +76,7 @@ def canonical_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     filled["rope"] = rope = _rope(filled)
     if family and isinstance(rope, dict):
         _refuse_odd_rope(rope, family)
+        rope["layers"] = _rope_layers(filled) if family.skips_rope else None
     filled["experts"] = _experts(filled) if family and family.has_experts else None
     if family and family.reads_use_sliding_window and not any(_windowed_layers(filled)):
         filled.pop("sliding_window", None)
@@ -157,6 +158,24 @@ def _experts(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"num_experts": also if count is None else count}
 
 
+def _rope_layers(config: Mapping[str, Any]) -> list[bool] | None:
+    """Which layers have RoPE: 1 in `no_rope_layers` says that one has, as transformers reads it."""
+    count, every = config.get("num_hidden_layers"), config.get("no_rope_layer_interval")
+    if not isinstance(count, int):
+        return None
+    kinds = config.get("no_rope_layers")
+    if kinds is None:
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"no_rope_layer_interval: expected 1 or more, got {str(every)[:60]!r}")
+        return [(index + 1) % every != 0 for index in range(min(count, _MAX_LAYERS))]
+    if not isinstance(kinds, list) or len(kinds) < count or any(k not in (0, 1) for k in kinds):
+        raise ValueError(
+            f"no_rope_layers: expected 1 for each of {count} layers with RoPE and 0 for one "
+            f"without, got {str(kinds)[:60]!r}"
+        )
+    return [kind == 1 for kind in kinds[:count]]
+
+
 def _agree(rope: dict[str, Any], given: dict[str, Any], where: str) -> None:
     """Add what `where` gives to `rope`. Raises ValueError where it says something else."""
     for name, value in given.items():
@@ -188,8 +207,8 @@ def _refuse_odd_rope(rope: Mapping[str, Any], family: Family) -> None:
         )
     if family.needs_rope_theta and "rope_theta" not in rope:
         raise ValueError(
-            f"rope_theta: missing; for a {family.name} transformers takes 10,000 and vLLM "
-            "1,000,000, so say which the model was trained with"
+            f"rope_theta: missing; for a {family.name} transformers and vLLM may take another "
+            "than 10,000, so say which the model was trained with"
         )
 
 

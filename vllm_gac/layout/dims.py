@@ -6,7 +6,7 @@ derives a dim by itself. A dense model is a layout, too: the one without any com
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
 from typing import Any, get_args
@@ -68,6 +68,8 @@ class LayerLayout:
         intermediate_size: channels of the MLP, or of each of its experts.
         ranks: rank by name of each linear that is stored as two factors, B @ A; A is
             [rank, in] and B is [out, rank].
+        has_rope: whether RoPE turns queries and keys. Where it does not, all frequencies are 0,
+            which leaves both as they are.
     """
 
     query_heads: int
@@ -75,6 +77,7 @@ class LayerLayout:
     value: ValueLayout
     intermediate_size: int
     ranks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    has_rope: bool = True
 
     @property
     def kv_elements(self) -> int:
@@ -145,10 +148,9 @@ class ModelLayout:
     rope_magnitude: float = 1.0
     experts: Experts | None = None
 
-    @property
-    def score_scale(self) -> float:
+    def score_scale(self, layer: LayerLayout) -> float:
         """What the products of queries and keys are multiplied by, RoPE having only turned them."""
-        return self.softmax_scale * self.rope_magnitude**2
+        return self.softmax_scale * (self.rope_magnitude**2 if layer.has_rope else 1.0)
 
     def kv_heads_per(self, part: KeyLayout | ValueLayout) -> int:
         """How many KV heads before compression each head of `part` is merged from."""
@@ -340,13 +342,16 @@ def layout_in(config: HfConfig, where: str = "config.json") -> ModelLayout:
             f"{where}: gac.head_dim: missing, and softmax_scale {gac.softmax_scale} belongs to none"
         )
     layers = (
-        layer_of(s, config, head_dim, f"{where}: gac.layers.{i}") for i, s in enumerate(gac.layers)
+        layer_of(s, config, i, head_dim, f"{where}: gac.layers.{i}")
+        for i, s in enumerate(gac.layers)
     )
     return _model_layout(config, head_dim, gac.softmax_scale, tuple(layers), where)
 
 
-def layer_of(section: LayerSection, config: HfConfig, head_dim: int, where: str) -> LayerLayout:
-    """The layout of `section`, with defaults from `config`; CheckpointError if it is impossible."""
+def layer_of(
+    section: LayerSection, config: HfConfig, index: int, head_dim: int, where: str
+) -> LayerLayout:
+    """The layout of layer `index`, with defaults from `config`; CheckpointError if impossible."""
     key, value = section.key, section.value
     query_heads = section.query_heads or config.num_attention_heads
     if query_heads % key.heads:
@@ -400,6 +405,7 @@ def layer_of(section: LayerSection, config: HfConfig, head_dim: int, where: str)
         value=ValueLayout(value.heads, value.size),
         intermediate_size=section.intermediate_size,
         ranks=MappingProxyType({str(name): rank for name, rank in section.ranks.items()}),
+        has_rope=config.rope.turns(index),
     )
 
 
@@ -410,8 +416,9 @@ def _dense_layout(config: HfConfig, where: str) -> ModelLayout:
         value=ValueLayout(config.num_key_value_heads, config.head_dim),
         intermediate_size=config.width,
     )
-    layers = (layer,) * config.num_hidden_layers
-    return _model_layout(config, config.head_dim, config.head_dim**-0.5, layers, where)
+    turned = map(config.rope.turns, range(config.num_hidden_layers))
+    layers = (replace(layer, has_rope=has_rope) for has_rope in turned)
+    return _model_layout(config, config.head_dim, config.head_dim**-0.5, tuple(layers), where)
 
 
 def _model_layout(

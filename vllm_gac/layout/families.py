@@ -24,6 +24,7 @@ class Family:
             `max_window_layers`, or `layer_types`, say so.
         has_qk_norm: Whether each query head and key head has an RMSNorm before RoPE.
         scales_queries: Whether queries are multiplied by a number that grows with their position.
+        skips_rope: Whether some layers, by the config's `no_rope_layers`, have no RoPE.
         has_experts: Whether the MLP of each layer is a mixture of experts.
         fused: Whether a dense model keeps q, k and v in one tensor, and gate and up in another.
         only_default_rope: Whether transformers takes no type of RoPE but the default one and
@@ -40,6 +41,7 @@ class Family:
     reads_use_sliding_window: bool = False
     has_qk_norm: bool = False
     scales_queries: bool = False
+    skips_rope: bool = False
     has_experts: bool = False
     fused: bool = False
     only_default_rope: bool = False
@@ -123,6 +125,21 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "moe_intermediate_size": 768,
                 "num_experts_per_tok": 8,
                 "use_sliding_window": False,
+            },
+        ),
+        "smollm3": Family(
+            "SmolLM3",
+            "SmolLM3ForCausalLM",
+            reads_mlp_bias=True,
+            reads_use_sliding_window=True,
+            skips_rope=True,
+            needs_rope_theta=True,
+            only={"use_sliding_window": False},
+            defaults={
+                "max_position_embeddings": 32768,
+                "num_key_value_heads": 4,
+                "tie_word_embeddings": True,
+                "no_rope_layer_interval": 4,
             },
         ),
         "phi3": Family(

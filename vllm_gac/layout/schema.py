@@ -153,6 +153,8 @@ class RopeParameters(ForeignModel):
     attention_factor: Annotated[float, between(1e-3, 1e3)] | None = None
     # How fast the scale of queries grows with the contexts of the original length before them.
     llama_4_scaling_beta: Annotated[float, between(0, 1e3)] = 0.0
+    # Which layers have RoPE; None: all.
+    layers: list[bool] | None = None
     # Only whole heads are rotated in the models we read.
     partial_rotary_factor: Annotated[float, Field(ge=1, le=1)] = 1.0
 
@@ -181,6 +183,10 @@ class RopeParameters(ForeignModel):
         if self.rope_type == "yarn" and self.rope_theta == 1:
             raise ValueError("rope_theta: must be above 1 for yarn RoPE")
         return self
+
+    def turns(self, index: int) -> bool:
+        """Whether layer `index` has RoPE."""
+        return self.layers is None or self.layers[index]
 
     @property
     def magnitude(self) -> float:

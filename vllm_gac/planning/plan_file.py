@@ -135,13 +135,13 @@ def planned_layout(model: Checkpoint, plan: Plan, where: str = "plan") -> ModelL
         )
     try:
         layers = tuple(
-            layer_of(section, model.config, dense.head_dim, f"{where}: layers.{index}")
+            layer_of(section, model.config, index, dense.head_dim, f"{where}: layers.{index}")
             for index, section in enumerate(plan.layers)
         )
     except CheckpointError as e:
         raise PlanError(str(e)) from e
     for index, layer in enumerate(layers):
-        _check_reachable(dense, layer, plan.methods, f"{where}: layers.{index}")
+        _check_reachable(dense, index, layer, plan.methods, f"{where}: layers.{index}")
         same_mlp = layer.intermediate_size == dense.layers[0].intermediate_size
         if model.kept is not None and (layer.ranks or not same_mlp):
             raise PlanError(f"{where}: layers.{index}: {model.directory} {model.kept}")
@@ -170,14 +170,14 @@ def exact_budget(ratio: float, dense: int) -> PlanBudget:
 
 
 def _check_reachable(
-    dense: ModelLayout, layer: LayerLayout, methods: Sequence[str], where: str
+    dense: ModelLayout, index: int, layer: LayerLayout, methods: Sequence[str], where: str
 ) -> None:
-    """Raise PlanError unless `methods` can make `layer` from a dense one."""
+    """Raise PlanError unless `methods` can make `layer` from dense layer `index`."""
     known = {name: method for name in METHODS for method in methods_of([name])}
     for method in known.values():
         method.check(dense, layer, where)
     for field in fields(layer):
-        if getattr(layer, field.name) == getattr(dense.layers[0], field.name):
+        if getattr(layer, field.name) == getattr(dense.layers[index], field.name):
             continue
         able = [name for name, method in known.items() if field.name in method.fields]
         if not able:

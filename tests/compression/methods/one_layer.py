@@ -52,7 +52,8 @@ class OneLayer:
 
     @property
     def measured(self) -> MeasuredLayer:
-        return MeasuredLayer(self.layout, self.weights, self.stats, self.model.inv_freq)
+        frequencies = self.model.inv_freq * self.dense.has_rope
+        return MeasuredLayer(self.layout, self.weights, self.stats, frequencies)
 
     def compressed(self, target: LayerLayout) -> dict[str, torch.Tensor]:
         return compress_layer(self.measured, target)
@@ -87,5 +88,5 @@ def one_layer(kv_heads: int = KV_HEADS, **changes: Any) -> OneLayer:
     generator = torch.Generator().manual_seed(2)
     spread = torch.logspace(0, -2, 72, dtype=torch.float64)
     hidden = torch.randn(6, 60, 72, generator=generator, dtype=torch.float64) * spread
-    stats, _ = observe_layer(model, tensors, hidden, value_group=2)
+    stats, _ = observe_layer(model, 0, tensors, hidden, value_group=2)
     return OneLayer(model, tensors, hidden, stats)

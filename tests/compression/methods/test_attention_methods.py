@@ -16,7 +16,7 @@ def changed(name: str, weight: torch.Tensor) -> OneLayer:
     """The layer with another weight, and new statistics."""
     layer = one_layer()
     weights = {**layer.weights, name: weight}
-    stats, _ = observe_layer(layer.model, weights, layer.hidden, value_group=2)
+    stats, _ = observe_layer(layer.model, 0, weights, layer.hidden, value_group=2)
     return replace(layer, weights=weights, stats=stats)
 
 

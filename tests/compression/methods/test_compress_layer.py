@@ -14,6 +14,7 @@ LAYERS = {
     "mha": one_layer(kv_heads=8),
     "qwen2": one_layer(model_type="qwen2"),
     "qwen3": one_layer(model_type="qwen3"),
+    "smollm3": one_layer(model_type="smollm3", no_rope_layers=[0]),
     "biased": one_layer(attention_bias=True, mlp_bias=True),
 }
 

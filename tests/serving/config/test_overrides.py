@@ -37,6 +37,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "off": QWEN2 | {"use_sliding_window": False},
     "mistral": {"model_type": "mistral", "sliding_window": 45},
     "llama": {"model_type": "llama"},
+    "smollm3": {"model_type": "smollm3"},
 }
 
 
@@ -153,6 +154,7 @@ def test_the_window_that_vllm_honours_is_served(
         ("mistral", {"use_sliding_window": False}, "use_sliding_window"),
         ("llama", {"sliding_window": 64}, "sliding_window .*64"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act"),
+        ("smollm3", {"no_rope_layers": [0, 1]}, "RoPE"),
     ],
 )
 def test_overrides_that_vllm_ignores_are_refused(
@@ -180,12 +182,13 @@ def test_another_rope_is_refused(model: str, overrides: dict[str, Any], models: 
         check(models / model, overrides)
 
 
+@pytest.mark.parametrize("edited", [{"rope_theta": 5e5}, {"no_rope_layers": [1, 1, 0]}])
 @pytest.mark.parametrize(("source", "ours"), [({"tool": "vllm-gac 0.1"}, True), ({}, False)])
 def test_rope_edited_in_a_compressed_models_config_is_refused(
-    source: dict[str, str], ours: bool, tmp_path: Path
+    edited: dict[str, Any], source: dict[str, str], ours: bool, tmp_path: Path
 ) -> None:
     """Its tables hold every other frequency of its config.json; other tools may choose any."""
-    layout = write_model(tmp_path, HETEROGENEOUS[:3])
+    layout = write_model(tmp_path, HETEROGENEOUS[:3], model_type="smollm3")
     frequencies = inverse_frequencies(RopeParameters(rope_theta=1e4), layout.head_dim)[::2]
 
     def set_tables(tensors: dict[str, torch.Tensor]) -> None:
@@ -197,7 +200,7 @@ def test_rope_edited_in_a_compressed_models_config_is_refused(
     change_tensors(tmp_path / "model.safetensors", set_tables)
     change_config(tmp_path, gac=layout.section() | {"source": source})
     assert dict(stream(tmp_path)).keys() == layout.tensors().keys()
-    change_config(tmp_path, rope_theta=5e5)
+    change_config(tmp_path, **edited)
     if ours:
         with pytest.raises(CheckpointError, match="rope_inv_freq"):
             dict(stream(tmp_path))

@@ -49,6 +49,7 @@ MODELS = {
     "biased everywhere": (config(attention_bias=True, mlp_bias=True), {}),
     "ministral3": (config(model_type="ministral3"), {}),
     "seed_oss": (config(model_type="seed_oss"), {}),
+    "smollm3": (config(model_type="smollm3"), {}),
     "qwen2, tied": (config(model_type="qwen2", tie_word_embeddings=True), {}),
     "qwen3, bf16": (
         config(model_type="qwen3", head_dim=32, dtype="bfloat16"),

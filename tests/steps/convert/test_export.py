@@ -30,6 +30,8 @@ from vllm_gac.steps.convert.export import export
 
 WIDE = config(num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3)
 
+SMOLLM = {"model_type": "smollm3", "no_rope_layer_interval": 2, "pad_token_id": None}
+
 
 def compressed(directory: Path, raw: dict[str, Any], *layers: dict[str, Any]) -> Path:
     """A gac model of random weights whose layers are the dense ones with `layers` changed."""
@@ -68,6 +70,7 @@ ALIKE = ({"intermediate_size": 40, **heads(2, 1)},) * 3
         pytest.param({}, ALIKE, "dense", id="alike"),
         pytest.param({"model_type": "qwen2"}, WIDTHS, "per-layer-config", id="qwen2"),
         pytest.param({"model_type": "qwen3"}, KV_HEADS, "per-layer-config", id="qwen3"),
+        pytest.param(SMOLLM, KV_HEADS, "per-layer-config", id="smollm3"),
         pytest.param(
             {"model_type": "mistral", "sliding_window": None, "tie_word_embeddings": True},
             WIDTHS,

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -29,7 +29,7 @@ class MeasuredLayer:
         weights: The layer's tensors by their names within the layer.
         covariances: fp64 covariances of the inputs of linear layers, and what else was measured
             (compression/statistics_file.py).
-        inv_freq: The model's RoPE frequencies, [head_dim / 2].
+        inv_freq: The layer's RoPE frequencies, [head_dim / 2]; all 0 in one without RoPE.
         cache: What methods have computed of it and need for every dim, by their names.
     """
 
@@ -38,6 +38,10 @@ class MeasuredLayer:
     covariances: Mapping[str, torch.Tensor]
     inv_freq: torch.Tensor
     cache: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
+
+    def as_in_it(self, layer: LayerLayout) -> LayerLayout:
+        """`layer`, a candidate for any layer of the model, with RoPE if this layer has it."""
+        return replace(layer, has_rope=bool(self.inv_freq.any()))
 
 
 class Compressor(Protocol):

@@ -41,6 +41,7 @@ _ROPE = (
     "rope_theta",
     "partial_rotary_factor",
     "original_max_position_embeddings",
+    "no_rope_layers",
 )
 
 

@@ -197,7 +197,7 @@ class GacSelfAttention(nn.Module):
         heads, computed from config.json.
         """
         if not self.layer.key.rope_table:
-            frequencies = inverse_frequencies(rope, self.layout.head_dim)
+            frequencies = inverse_frequencies(rope, self.layout.head_dim) * self.layer.has_rope
             frequencies = frequencies.to(torch.get_default_device())
             self.register_buffer("rope_inv_freq", frequencies[None, :], persistent=False)
             return
@@ -221,7 +221,7 @@ class GacSelfAttention(nn.Module):
     def _attention(self, cache_config: CacheConfig | None, prefix: str) -> nn.Module:
         geometry = self.geometry
         common: dict[str, Any] = {
-            "scale": self.layout.score_scale,
+            "scale": self.layout.score_scale(self.layer),
             "cache_config": cache_config,
             "quant_config": self.quant_config,
             "prefix": prefix,

@@ -66,7 +66,7 @@ def write_compressed(
             dense,
             {name: tensor.to(device) for name, tensor in weights.items()},
             shrink_covariances(stats.layer(index, device), stats.measured.tokens),
-            model.inv_freq,
+            model.inv_freq * dense.layers[index].has_rope,
         )
         smaller = _stored(layout, index, weights, compress_layer(layer, layout.layers[index]))
         return refitting.refitted(index, layer.weights, smaller)

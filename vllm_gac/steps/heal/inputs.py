@@ -130,7 +130,7 @@ def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
     frequencies = [inverse_frequencies(config.rope, head_dim) for config in (mine, dense)]
     same_rope = torch.equal(*frequencies) and all(
         getattr(mine.rope, name) == getattr(dense.rope, name)
-        for name in ("magnitude", "llama_4_scaling_beta")
+        for name in ("magnitude", "llama_4_scaling_beta", "layers")
     )
     eps = mine.rms_norm_eps, dense.rms_norm_eps
     for what, of_student, of_teacher, same in (
