@@ -58,7 +58,9 @@ def test_covariances_are_those_of_the_linears_inputs(
 def test_covariances_of_merged_value_heads(model: Path, text: Path) -> None:
     checkpoint = open_checkpoint(model)
     fp64 = reference(checkpoint, torch.float64)
-    tokens = calibration_sequences(ModelTokenizer(model), [text], length=128, max_tokens=512)
+    tokens = calibration_sequences(
+        ModelTokenizer(model), [text], length=128, max_tokens=512, characters=1 << 20
+    )
     with checkpoint.reader() as read, torch.inference_mode():
         weights = layer_weights(fp64, read, 0)
         hidden = embed(fp64, read, tokens)

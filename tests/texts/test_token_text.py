@@ -90,17 +90,16 @@ def test_tokens_are_taken_of_every_text_alike(
         assert len(torch.cat([p.flatten() for p in (*each.windows, torch.empty(0))]).unique()) <= 1
 
 
-def test_calibration_is_spread_over_the_first_part_of_each_text(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calibration_is_spread_over_the_first_part_of_each_text(model: Path) -> None:
     path = model / "a.txt"
     path.write_text("a" * 4000 + "b" * 4000)
-    monkeypatch.setattr(token_text, "_MIN_CHARACTERS", 4000 - 256 * 8)
-    first = calibration_sequences(ModelTokenizer(model), [path], length=2, max_tokens=8)
-    assert len(first.unique()) == 1
-    whole = calibration_sequences(
-        ModelTokenizer(model), [path], length=2, max_tokens=8, characters=1 << 20
+    first, whole = (
+        calibration_sequences(
+            ModelTokenizer(model), [path], length=2, max_tokens=8, characters=characters
+        )
+        for characters in (4000, 1 << 20)
     )
+    assert len(first.unique()) == 1
     assert len(whole.unique()) > 1
 
 
@@ -122,7 +121,7 @@ def test_texts_without_tokens_are_refused(model: Path) -> None:
     with pytest.raises(CheckpointError, match=str(empty)):
         windows(ModelTokenizer(model), [empty], length=8, max_tokens=None)
     with pytest.raises(CheckpointError, match="--max-tokens 0"):
-        calibration_sequences(ModelTokenizer(model), [empty], length=8, max_tokens=0)
+        calibration_sequences(ModelTokenizer(model), [empty], length=8, max_tokens=0, characters=9)
     with pytest.raises(CheckpointError, match=r"text\.txt"):
         windows(ModelTokenizer(model), "text.txt", length=8, max_tokens=None)
 
@@ -143,7 +142,9 @@ def test_calibration_sequences_begin_as_prompts_do(by: str, model: Path) -> None
         (model / "tokenizer_config.json").write_text(json.dumps(template))
     library.save(str(file))
     text = write_text(model / "text", 950)
-    sequences = calibration_sequences(ModelTokenizer(model), [text], length=100, max_tokens=10_000)
+    sequences = calibration_sequences(
+        ModelTokenizer(model), [text], length=100, max_tokens=10_000, characters=1 << 20
+    )
     assert (sequences[:, 0] == first).all()
     body = sequences[:, 1:].flatten().tolist()
     assert body == library.encode(text.read_text(), add_special_tokens=False).ids[: len(body)]

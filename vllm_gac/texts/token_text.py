@@ -52,7 +52,7 @@ def calibration_sequences(
     *,
     length: int,
     max_tokens: int,
-    characters: int | None = None,
+    characters: int,
 ) -> torch.Tensor:
     """Token ids [count, length], count * length <= `max_tokens`, spread evenly over `texts`.
 
@@ -61,16 +61,13 @@ def calibration_sequences(
         texts: From `local_texts`.
         length: Tokens of one sequence.
         max_tokens: How many tokens to take at most.
-        characters: How many characters of each text are read. None: at most 16 million, and fewer
-            if few tokens are taken.
+        characters: How many characters of each text are read at most.
 
     Raises:
         CheckpointError: The texts do not fill one sequence, or cannot be read.
     """
     if max_tokens < 1:
         raise CheckpointError(f"--max-tokens {max_tokens}: must be at least 1")
-    if characters is None:
-        characters = enough_characters(max_tokens)
     parts = [
         window
         for path in texts
@@ -108,7 +105,8 @@ def split_sequences(
     Raises:
         CheckpointError: The texts are too short, or cannot be read.
     """
-    characters = enough_characters(max(fit_tokens, _HELD_SHARE * held_tokens))
+    wanted = _MIN_CHARACTERS + _CHARACTERS_OF_A_TOKEN * max(fit_tokens, _HELD_SHARE * held_tokens)
+    characters = min(_CALIBRATION_CHARACTERS, wanted)
     documents = [*read_documents(tokenizer, texts, characters)]
     if not documents:
         raise CheckpointError(f"{_names(texts)}: no text; give text to fit on and to measure on")
@@ -196,11 +194,6 @@ def pack_documents(
 def evenly_spread(count: int, of: int) -> list[int]:
     """The numbers of `count` out of `of` sequences, in equal steps from the first one."""
     return [i * of // count for i in range(count)]
-
-
-def enough_characters(tokens: int) -> int:
-    """How many characters of each file are read if so many `tokens` are taken of all."""
-    return min(_CALIBRATION_CHARACTERS, _MIN_CHARACTERS + _CHARACTERS_OF_A_TOKEN * tokens)
 
 
 def windows(
