@@ -94,9 +94,9 @@ def test_puzzletron_of_every_family(model_type: str, tmp_path: Path) -> None:
     assert_same_logits(write(tmp_path, written, model), model, "block-configs")
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral"])
-def test_shapes_that_no_key_speaks_of(model_type: str, tmp_path: Path) -> None:
-    raw = RAW | (MISTRAL if model_type == "mistral" else {})
+@pytest.mark.parametrize("changes", [{}, MISTRAL, SMOLLM], ids=["llama", "mistral", "smollm3"])
+def test_shapes_that_no_key_speaks_of(changes: dict[str, Any], tmp_path: Path) -> None:
+    raw = RAW | changes
     layers: list[Dims] = [
         {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 37},
         {},
