@@ -16,8 +16,9 @@ from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.compression.statistics_file import Statistics, open_statistics
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import layout_of
+from vllm_gac.planning import planner
 from vllm_gac.planning.expected_loss import interval
-from vllm_gac.planning.losses import loss_by_sequence, measured_losses, read_losses
+from vllm_gac.planning.losses import Losses, loss_by_sequence, measured_losses, read_losses
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.calibrate import calibrate, write_statistics
@@ -125,6 +126,26 @@ def test_a_plan_needs_what_was_calibrated_for(
     write_statistics(checkpoint, [text], tmp_path / "single", kept, 1024, 128, "cpu", False)
     plan = measured_plan(open_statistics(tmp_path / "single", checkpoint), request)
     assert {layer.value.heads for layer in plan.layers} == {2}
+
+
+def test_a_plan_that_leaves_keys_whole_says_what_rounding_them_loses(
+    statistics: Statistics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def rounded(losses: Losses) -> Losses:
+        return [
+            {name: curve + 0.1 * (name == "rotary1") for name, curve in layer.items()}
+            for layer in losses
+        ]
+
+    monkeypatch.setattr(planner, "with_fp8_cache", rounded)
+    asked = PlanRequest(param_ratio=0.8, kv_cache_dtype="fp8")
+    with_heads = measured_plan(statistics, asked)
+    assert with_heads.notes["fp8_keys_loss"] == 0
+    assert not caplog.text
+    made = measured_plan(statistics, replace(asked, methods=("prune",)))
+    count = len(made.layers)
+    assert made.notes["fp8_keys_loss"] == pytest.approx(0.1 * count, abs=1e-5)
+    assert "heads" in caplog.text
 
 
 def test_a_sequence_that_no_quadratic_form_describes_makes_no_layer_dear(

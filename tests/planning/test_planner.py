@@ -434,6 +434,12 @@ def test_keys_that_fp8_rounds_away_are_cached_as_latents(models: Models) -> None
     assert set(forms[False]) == {rotary}
     assert forms[True][0] == latent
     assert set(forms[True][1:]) == {rotary}
+    rounded, asked = with_fp8_cache(losses), PlanRequest(max_loss=0.01)
+    assert best_plan(big, rounded, asked).layers[0].key.form == "latent"  # of all methods
+    with pytest.raises(PlanError, match=r"--max-loss 1\.00%.* heads .*FP8"):
+        best_plan(big, rounded, replace(asked, methods=("prune", "lowrank")))
+    pruned = best_plan(big, rounded, PlanRequest(param_ratio=0.9, methods=("prune",)))
+    assert pruned.expected_loss == pytest.approx(1000 * 3 / (8 * math.log(2)) / 768, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The plan with the least loss within the budgets, or the least time or bytes within a loss."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,11 @@ from vllm_gac.planning.plan_file import Plan, PlanBudget, planned_layout
 from vllm_gac.planning.problem import Problem, Problems, Solution
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.version import version
+
+logger = logging.getLogger(__name__)
+
+# A warning is given if rounding keys is expected to lose more than this, in nats per token.
+_MUCH = 0.05
 
 
 def plan(
@@ -101,10 +107,15 @@ def measured_plan(
     layers = planned_layout(model, best).layers
     if fp8:  # what is expected is what evaluation measures, without a quantized cache
         lost = loss_of(model.layout, layers, losses)
-        rounding = {"fp8_keys_loss": round(loss_of(model.layout, layers, served) - lost, 6)}
-        best = best.model_copy(
-            update={"expected_loss": round(lost, 6), "notes": best.notes | rounding}
-        )
+        rounding = round(loss_of(model.layout, layers, served) - lost, 6)
+        if rounding > _MUCH:
+            logger.warning(
+                "rounding keys to FP8 is expected to lose %.2f nats per token more: let --method "
+                "have heads, which caches such keys as latents, or keep a cache of 16 bits",
+                rounding,
+            )
+        with_rounding = best.notes | {"fp8_keys_loss": rounding}
+        best = best.model_copy(update={"expected_loss": round(lost, 6), "notes": with_rounding})
     each = loss_by_sequence(stats, layers, losses)
     if (ends := interval(each)) is None:
         return best

@@ -15,7 +15,7 @@ from vllm_gac.layout.dims import LayerLayout
 from vllm_gac.layout.tensor_parallel import check_planned_for
 from vllm_gac.planning.knapsack import Choice, Ints, choose
 from vllm_gac.planning.knapsack_items import part_candidates, part_parameters
-from vllm_gac.planning.losses import Losses
+from vllm_gac.planning.losses import Losses, loss_of
 from vllm_gac.planning.plan_file import exact_budget
 from vllm_gac.planning.request import BUDGET_FLAGS, PlanRequest
 
@@ -137,9 +137,21 @@ class Problem:
         # Of each part of each layer, the losses [candidates].
         curves = [part.losses(of_layer) for part in self._parts for of_layer in losses]
         limits = dict(self._limits)
+        kept = self._loss_of_kept(losses)
         self.check_feasible()
         if self._request.max_loss is not None:
-            return self._within_loss(curves, math.log1p(self._request.max_loss))
+            solution = self._within_loss(curves, math.log1p(self._request.max_loss), kept)
+        else:
+            solution = self._with_least_loss(curves, limits)
+        return replace(solution, loss=kept + solution.loss)
+
+    def _loss_of_kept(self, losses: Losses) -> float:
+        """What is lost of parts that have no candidates: by rounding the keys, which are whole."""
+        chosen = {name for part in self._parts for name in part.curve_dims}
+        kept = [{n: curve for n, curve in of.items() if n not in chosen} for of in losses]
+        return loss_of(self._dense, self._dense.layers, kept)
+
+    def _with_least_loss(self, curves: Sequence[Curve], limits: dict[str, int]) -> Solution:
         for _ in range(_ATTEMPTS):
             solution = self._choose(curves, limits)
             if self.microseconds is None or self.deployment is None:
@@ -203,10 +215,11 @@ class Problem:
             return self.deployment.nanoseconds(self._dense, layers)
         return self._request.held_bytes(self.deployment.mix, self._dense, layers)
 
-    def _within_loss(self, curves: Sequence[Curve], max_loss: float) -> Solution:
+    def _within_loss(self, curves: Sequence[Curve], max_loss: float, kept: float) -> Solution:
         """The choice with the least time or bytes that loses at most `max_loss` nats per token.
 
-        It is the same knapsack: the loss is a budget, and what is saved is the value.
+        It is the same knapsack: the loss is a budget, and what is saved is the value. Of it, what
+        has no candidates takes `kept`.
         """
         parts = [part for part in self._parts for _ in self._dense.layers]
         losses = [np.ceil(np.minimum(lost, _MAX_NATS) / _NATS).astype(np.int64) for lost in curves]
@@ -216,14 +229,22 @@ class Problem:
         ]
         values = [-part.costs[:, 2].astype(np.float64) for part in parts]
         try:
-            chosen = choose(costs, values, self._limits | {"loss": int(max_loss / _NATS)})
+            chosen = choose(costs, values, self._limits | {"loss": int((max_loss - kept) / _NATS)})
         except PlanError as e:
-            min_loss = self._choose(curves, self._limits).loss
+            min_loss = kept + self._choose(curves, self._limits).loss
             if min_loss <= max_loss:
                 raise
+            hint = (
+                ""
+                if kept <= max_loss
+                else (
+                    ", or add heads to --method: the keys, which stay as they are, are expected to "
+                    f"lose {math.expm1(kept):.2%} in an FP8 cache"
+                )
+            )
             raise PlanError(
                 f"--max-loss {self._request.max_loss:.2%}: what else is asked for is expected to "
-                f"lose {math.expm1(min_loss):.2%} at least; allow more"
+                f"lose {math.expm1(min_loss):.2%} at least; allow more{hint}"
             ) from e
         return self._solution(curves, chosen)
 
