@@ -9,7 +9,7 @@ from benchmarks.common.json_lines import lines_of
 from benchmarks.real_models.engine import PRECISIONS
 from benchmarks.real_models.human_eval import paired
 from benchmarks.real_models.measure import TEXTS
-from benchmarks.real_models.rows import DENSE
+from benchmarks.real_models.rows import DENSE, INT4
 
 COLUMNS = {
     "row": "row",
@@ -37,7 +37,10 @@ _OF_A_TEXT = ("ratio", "interval", "divergence", "agreement")
 
 
 def write_result(directories: Sequence[Path], out: Path) -> None:
-    """Write the rows of all `directories`' rows.jsonl to the JSON file `out`."""
+    """Write the rows of all `directories`' rows.jsonl to the JSON file `out`.
+
+    HumanEval of rows of int4 weights is compared with that of these weights alone.
+    """
     lines = [line for directory in directories for line in lines_of(directory / "rows.jsonl")]
     measured: dict[str, dict[str, Mapping[str, Any]]] = {}
     for line in lines:  # what was measured again replaces what was measured first
@@ -60,7 +63,10 @@ def write_result(directories: Sequence[Path], out: Path) -> None:
         "date": about["date"],
         "weights": "trained, quantized by its publisher and dequantized",
         "columns": COLUMNS,
-        "rows": [_row(name, of, measured.get(DENSE, {})) for name, of in measured.items()],
+        "rows": [
+            _row(name, of, measured.get(INT4 if name.startswith(INT4) else DENSE, {}))
+            for name, of in measured.items()
+        ],
         "failed": failed,
     }
     out.write_text(json.dumps(result, indent=1) + "\n")
@@ -82,6 +88,7 @@ def _row(
             continue
         of_precision = of[precision]
         row[f"{precision}_pass"] = of_precision["pass@1"]
+        row[f"{precision}_mean"] = of_precision.get("mean@1")
         if "as_served" in of_precision:
             served = of_precision["as_served"]
             row[f"{precision}_served"] = served["loss"] - served["reference_loss"]
@@ -103,6 +110,5 @@ def _beside(
             for one in (compressed, dense)
         )
         difference = paired(*shares)
-        columns[f"{precision}_mean"] = compressed["mean@1"]
         columns |= {f"{precision}_mean_{key}": difference[key] for key in ("points", "interval")}
     return columns
