@@ -96,8 +96,7 @@ with safetensors.safe_open(sys.argv[1], "np") as file:
     kept = [name for name in file.keys() if name.endswith(".probes") or ".errors." in name]
     numpy.savez_compressed(sys.argv[2], **{name: file.get_tensor(name) for name in kept})
 PY
-  cp "$RESULTS"/widths*.json "$WORK/" 2> /dev/null || true # at most 8 files come home
-  plans=$(cd "$WORK" && ls ./*.plan.json ./curves.npz ./widths*.json 2> /dev/null || true)
+  plans=$(cd "$WORK" && ls ./*.plan.json ./curves.npz 2> /dev/null || true)
   [ -z "$plans" ] || tar -czf "$OUT/plans.tgz" -C "$WORK" $plans || true
   tail -v -c 6000 "$L"/*.log "$RESULTS"/logs/*.log "$WORK"/*.log "$L"/small-work/*.log 2> /dev/null | gzip > "$OUT/logs.txt.gz" || true
 fi
