@@ -47,7 +47,8 @@ class Entry:
     usual: bool = False
 
 
-# What refines the candidates of other methods comes last.
+# In the order of use. What refines the candidates of other methods, and replaces whole linears by
+# factors, comes last.
 METHODS: dict[str, Entry] = {
     "heads": Entry(_heads, "merged and smaller key and value heads", usual=True),
     "prune": Entry(_prune, "narrower MLPs", usual=True),
