@@ -31,23 +31,6 @@ def test_the_rules_of_thumb(strategy: Any, role: Any, expected: dict[int, int]) 
     assert {dim: align(dim, strategy, role) for dim in expected} == expected
 
 
-@given(dims, strategies, roles, parallel_sizes)
-def test_aligning_never_shrinks_and_an_aligned_dim_stays(
-    dim: int, strategy: Any, role: Any, tp: int
-) -> None:
-    aligned = align(dim, strategy, role, tensor_parallel_size=tp)
-    assert aligned >= dim
-    assert align(aligned, strategy, role, tensor_parallel_size=tp) == aligned
-
-
-@given(dims, dims, strategies, roles)
-def test_a_larger_dim_is_not_aligned_to_a_smaller_one(
-    a: int, b: int, strategy: Any, role: Any
-) -> None:
-    low, high = sorted((a, b))
-    assert align(low, strategy, role) <= align(high, strategy, role)
-
-
 @given(dims, strategies, parallel_sizes)
 def test_each_gpus_part_of_a_width_is_aligned(dim: int, strategy: Any, tp: int) -> None:
     aligned = align(dim, strategy, "width", tensor_parallel_size=tp)

@@ -24,19 +24,6 @@ def test_logits_stay_what_they_were(model: RandomModel, strategy: Any, tp: int) 
     torch.testing.assert_close(model.logits(padded), expected, rtol=1e-12, atol=1e-12)
 
 
-@given(models(), rules)
-def test_the_padded_tensors_are_those_of_the_padded_layout(
-    model: RandomModel, strategy: Any
-) -> None:
-    padded = padded_layout(model.layout, strategy)
-    expected, made = padded.tensors(), model.padded(padded)
-    assert made.keys() == expected.keys()
-    for name, tensor in made.items():
-        once = (1, *expected[name][1:])  # one table for all heads
-        shapes = [expected[name], once] if name.endswith("rope_inv_freq") else [expected[name]]
-        assert tuple(tensor.shape) in shapes, name
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @settings(max_examples=5)
 @given(models())

@@ -16,7 +16,7 @@ from tests.serving.quantized import write_quantized
 from tests.support.measured_layers import made_up_losses
 from tests.support.stored_models import stored_tensors
 from vllm_gac.alignment.rules import GROUPS
-from vllm_gac.errors import PlanError, ProfileError
+from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import ONE_INPUT, BatchMix
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
@@ -107,9 +107,3 @@ def test_times_of_smaller_groups_are_said_to_be_those_of_the_measured_one() -> N
     assert {name: len(notes) for name, notes in said.items()} == {
         name: int(group != 128) for name, group in GROUPS.items()
     }
-
-
-def test_a_profile_without_times_names_the_command_that_measures_them(models: Models) -> None:
-    request = PlanRequest(param_ratio=0.9, quantization="w4a16", gpu="h200")
-    with pytest.raises(ProfileError, match=r"W4A16.*vllm-gac profile"):
-        best_plan(models["big"], made_up_losses(models["big"].layout), request)
