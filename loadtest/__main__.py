@@ -54,9 +54,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--title", default="Load test")
     report.add_argument("--baseline", help="label of the runs that others are compared with")
-    report.add_argument("--warmup", type=float, default=0.0, help="first seconds to leave out")
-    report.add_argument("--slo-ttft", type=float, help="seconds (default: the scenario's)")
-    report.add_argument("--slo-tpot", type=float, help="seconds (default: the scenario's)")
     _add_fail_on(report)
     report.set_defaults(step=_report)
 
@@ -164,9 +161,6 @@ def _report(options: argparse.Namespace) -> None:
         ReportOptions(
             title=options.title,
             baseline=options.baseline,
-            warmup=options.warmup,
-            slo_ttft=options.slo_ttft,
-            slo_tpot=options.slo_tpot,
             margin=options.margin,
             these_starts=options.these_starts,
         ),

@@ -50,16 +50,10 @@ _IN_TURN = (
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """The options of the command line.
-
-    Times are in seconds; `margin` and `these_starts` are as in gate.py.
-    """
+    """The options of the command line; `margin` and `these_starts` are as in gate.py."""
 
     title: str = "Load test"
     baseline: str | None = None
-    warmup: float = 0.0
-    slo_ttft: float | None = None
-    slo_tpot: float | None = None
     margin: float | None = None
     these_starts: bool = False
 
@@ -107,8 +101,8 @@ class Report:
 def write_report(directories: Sequence[Path], out: Path, options: ReportOptions) -> Report:
     """Write `out` (.html), and .json beside it.
 
-    Raises LoadTestError if `out` is not .html, an option is wrong, or a run cannot be read or is
-    given twice.
+    Raises LoadTestError if `out` is not .html, the baseline has no run, or a run cannot be read or
+    is given twice.
     """
     if out.suffix != ".html":
         raise LoadTestError(f"{out}: expected a name that ends in .html")
@@ -130,15 +124,14 @@ def write_report(directories: Sequence[Path], out: Path, options: ReportOptions)
 
 
 def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
-    """Compute the numbers of the page. Raises LoadTestError for a wrong option.
+    """Compute the numbers of the page. Raises LoadTestError if the baseline has no run.
 
     An INVALID run says nothing about its server, so it is left out, unless no run is valid.
     """
-    _check(options)
     valid = [run for run in runs if run.verdict.valid]
     left_out = [run for run in runs if not run.verdict.valid] if valid else []
     runs = valid or list(runs)
-    groups = group_runs(runs, options.warmup, options.slo_ttft, options.slo_tpot)
+    groups = group_runs(runs)
     summaries = [summarize(group) for group in groups]
     # A baseline none of whose runs counts is no typing error of the caller.
     gone = {run.info["label"] for run in left_out} - {group.label for group in groups}
@@ -163,17 +156,6 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
             options.these_starts,
         ),
     )
-
-
-def _check(options: ReportOptions) -> None:
-    if not options.warmup >= 0:
-        raise LoadTestError(f"--warmup {options.warmup:g}: expected seconds, 0 or more")
-    for name, number in (
-        ("slo-ttft", options.slo_ttft),
-        ("slo-tpot", options.slo_tpot),
-    ):
-        if number is not None and not 0 < number < math.inf:
-            raise LoadTestError(f"--{name} {number:g}: expected a number above 0")
 
 
 def _notes(

@@ -1,7 +1,7 @@
 """The numbers of a report: latencies, throughput and goodput of each server at each rate.
 
 Runs with the same label, traffic and rate are repeats, and they are pooled; each has a schedule of
-its own. What counts is what was due in the *window* of a run: after its warm-up, and before the
+its own. What counts is what was due in the *window* of a run: that of its step, or else until the
 traffic ends. Failures are results: a request that failed has infinite latency. Otherwise a server
 that refuses half of its requests would look fast.
 """
@@ -166,36 +166,22 @@ class Summary:
     tokens_per_event: float
 
 
-def group_runs(
-    runs: Sequence[Run],
-    warmup: float = 0.0,
-    slo_ttft: float | None = None,
-    slo_tpot: float | None = None,
-) -> list[PooledRuns]:
+def group_runs(runs: Sequence[Run]) -> list[PooledRuns]:
     """Pool the repeats. Groups are sorted by traffic, then by rate, then by first appearance.
-
-    `warmup` are the seconds after a run's start that do not count.
 
     Raises LoadTestError if a window has no request, or if runs that pool differ in their scenario.
     """
     by_key: dict[tuple[str, float, str], list[Run]] = {}
     for run in runs:
         by_key.setdefault((traffic_of(run), scheduled_rate(run), run.info["label"]), []).append(run)
-    windows = {key: [_window(run, warmup) for run in members] for key, members in by_key.items()}
+    windows = {key: [_window(run) for run in members] for key, members in by_key.items()}
     # All servers have the same blocks at a rate, so that they can be compared block by block.
     remembers: dict[tuple[str, float], float] = {}
     for (traffic, at, label), members in by_key.items():
         mine = memory(members, windows[traffic, at, label])
         remembers[traffic, at] = max(mine, remembers.get((traffic, at), 0.0))
     groups = [
-        _group(
-            label,
-            at,
-            members,
-            windows[traffic, at, label],
-            remembers[traffic, at],
-            _slo(members[0], slo_ttft, slo_tpot),
-        )
+        _group(label, at, members, windows[traffic, at, label], remembers[traffic, at])
         for (traffic, at, label), members in by_key.items()
     ]
     kinds = list(dict.fromkeys(group.traffic for group in groups))
@@ -256,21 +242,15 @@ def scheduled_rate(run: Run) -> float:
     return float(scenario.get("rate") or len(run.schedule.requests) / seconds)
 
 
-def _slo(run: Run, ttft: float | None, tpot: float | None) -> Slo:
-    given = Slo.model_validate(run.schedule.traffic.get("scenario", {}).get("slo", {}))
-    return Slo(ttft=ttft or given.ttft, tpot=tpot or given.tpot)
-
-
-def _window(run: Run, warmup: float) -> tuple[float, float]:
+def _window(run: Run) -> tuple[float, float]:
     """What of a run counts. Runs of `ab` say it themselves."""
     scenario = run.schedule.traffic.get("scenario", {})
     whole = (0.0, float(scenario.get("duration") or run.schedule.duration + 1e-3))
     begin, end = run.info.get("window") or whole
-    begin += warmup
     if not any(begin <= r.timestamp / 1000 < end for r in run.schedule.requests):
         raise LoadTestError(
-            f"{run.directory}: no request between {begin:g} and {end:g} s, that is after a warm-up "
-            f"of {warmup:g} s; leave out less"
+            f"{run.directory}: no request between {begin:g} and {end:g} s, which count; leave the "
+            "run out"
         )
     return float(begin), float(end)
 
@@ -281,13 +261,13 @@ def _group(
     runs: Sequence[Run],
     windows: Sequence[tuple[float, float]],
     remembers: float,
-    slo: Slo,
 ) -> PooledRuns:
     if len({_kind_of_traffic(run) for run in runs}) > 1:
         raise LoadTestError(
             f"{runs[0].directory}, {runs[-1].directory}: the same server, traffic and rate, but "
             "other lengths, arrivals or endpoints; report them apart"
         )
+    slo = Slo.model_validate(runs[0].schedule.traffic.get("scenario", {}).get("slo", {}))
     # The same for all repeats, up to what makes it a whole part of a longer one's window.
     wished = block_seconds(min(end - begin for begin, end in windows), remembers)
     run_blocks: list[Blocks] = []

@@ -159,34 +159,25 @@ def test_one_invalid_run_of_many_is_told_and_left_out(tmp_path: Path) -> None:
     ]
 
 
+def test_a_baseline_without_a_run_is_one_clear_error(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    with pytest.raises(LoadTestError, match="'other'"):
+        write_report([run], tmp_path / "r.html", ReportOptions(baseline="other"))
+    assert not (tmp_path / "r.html").exists()
+
+
 @pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (ReportOptions(baseline="other"), "'other'"),
-        (ReportOptions(warmup=-5), "--warmup -5"),
-        (ReportOptions(slo_ttft=0.0), "--slo-ttft 0"),
-        (ReportOptions(slo_tpot=-1.0), "--slo-tpot -1"),
-        (ReportOptions(warmup=500), "500 s"),
-    ],
+    ("left", "window", "named"),
+    [(0, [0, 120], "killed"), (10, [60, 120], "killed"), (1000, [500, 600], "500 and 600")],
 )
-def test_a_wrong_option_is_one_clear_error(
-    tmp_path: Path, options: ReportOptions, named: str
+def test_a_run_without_a_record_that_counts_has_no_report(
+    left: int, window: list[float], named: str, tmp_path: Path
 ) -> None:
-    run = write_run(tmp_path / "a")
-    with pytest.raises(LoadTestError, match=named):
-        write_report([run], tmp_path / "r.html", options)
-    assert not (tmp_path / "r.html").exists()
-
-
-def test_a_run_without_a_record_has_no_report(tmp_path: Path) -> None:
-    """Its client was killed early."""
-    run = write_run(tmp_path / "a")
-    lines = (run / "records.0.jsonl").read_text().splitlines(keepends=True)
-    for left, warmup in ((0, 0.0), (10, 60.0)):
-        (run / "records.0.jsonl").write_text("".join(lines[:left]))
-        with pytest.raises(LoadTestError, match=str(run)):
-            write_report([run], tmp_path / "r.html", ReportOptions(warmup=warmup))
-    assert not (tmp_path / "r.html").exists()
+    run = load_run(write_run(tmp_path / "a"))
+    run.info["window"] = window
+    del run.records[left:]
+    with pytest.raises(LoadTestError, match=f"{run.directory}.*{named}"):
+        build_report([run], ReportOptions())
 
 
 def test_a_run_that_is_given_twice_is_refused(tmp_path: Path) -> None:

@@ -93,13 +93,6 @@ def test_a_stall_is_seen_in_the_worst_gap(tmp_path: Path) -> None:
     assert summary.worst["gap"] > 0.5
 
 
-def test_warmup_is_left_out(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path / "a"))
-    (group,) = group_runs([run], 60)
-    assert len(group.records) == sum(r.scheduled >= 60 for r in run.records)
-    assert group.seconds == 60
-
-
 def test_repeats_of_other_schedules_pool_and_other_scenarios_do_not(tmp_path: Path) -> None:
     runs = [load_run(write_run(tmp_path / str(seed), seed=seed)) for seed in range(3)]
     (group,) = group_runs(runs)
@@ -147,7 +140,7 @@ def test_replays_of_one_trace_are_paired(tmp_path: Path) -> None:
 
 
 def test_capacity_has_limits_and_few_requests_prove_nothing(runs: list[Path]) -> None:
-    groups = group_runs([load_run(run) for run in runs], slo_ttft=0.5)
+    groups = group_runs([load_run(run) for run in runs])
     results = capacities(groups)
     assert [(c.label, c.tested) for c in results] == [("dense", (1.0, 3.0)), ("gac", (1.0, 3.0))]
     dense, gac = results
