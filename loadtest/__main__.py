@@ -70,7 +70,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="only this traffic of the file; may be given more than once",
     )
-    ab.add_argument("--port", type=int, help="of the first server (default: what the file says)")
     ab.add_argument(
         "--side-by-side",
         action="store_true",
@@ -171,7 +170,7 @@ def _report(options: argparse.Namespace) -> None:
 
 def _ab(options: argparse.Namespace) -> None:
     from loadtest.ab.ab import run_comparison
-    from loadtest.ab.comparison_file import MAX_REPEATS, load_comparison
+    from loadtest.ab.comparison_file import load_comparison
     from loadtest.ab.progress import prediction
 
     _check_gate(options)
@@ -179,23 +178,15 @@ def _ab(options: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if options.part < 1:
         raise LoadTestError(f"--part {options.part}: parts count from 1")
-    if options.repeats is not None and not 1 <= options.repeats <= MAX_REPEATS:
-        raise LoadTestError(f"--repeats {options.repeats}: expected 1 to {MAX_REPEATS}")
-    comparison = load_comparison(options.comparison)
-    if options.repeats is not None:
-        comparison = comparison.model_copy(update={"repeats": options.repeats})
+    comparison = load_comparison(
+        options.comparison, repeats=options.repeats, side_by_side=options.side_by_side or None
+    )
     if options.traffic is not None:
         there = {traffic.name: traffic for traffic in comparison.traffic}
         if unknown := [name for name in options.traffic if name not in there]:
             raise LoadTestError(f"--traffic {unknown[0]}: the file has {', '.join(there)}")
         chosen = [there[name] for name in dict.fromkeys(options.traffic)]
         comparison = comparison.model_copy(update={"traffic": chosen})
-    if options.port is not None:
-        if not 1024 <= options.port <= 65000:
-            raise LoadTestError(f"--port {options.port}: expected 1024 to 65000")
-        comparison = comparison.model_copy(update={"port": options.port})
-    if options.side_by_side:
-        comparison = comparison.model_copy(update={"side_by_side": True})
     if options.dry_run:
         print(prediction(comparison))
         return

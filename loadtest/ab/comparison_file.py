@@ -23,7 +23,6 @@ from loadtest.traffic.scenario import (
 )
 from loadtest.traffic.schedule import Schedule
 
-MAX_REPEATS = 100
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -135,7 +134,7 @@ class Comparison(Strict):
     traffic: Annotated[list[Traffic], Field(min_length=1)]
     servers: Annotated[list[Server], Field(min_length=1, max_length=16)]
     baseline: str
-    repeats: Annotated[int, Field(strict=True, ge=1, le=MAX_REPEATS)] = 3
+    repeats: Annotated[int, Field(strict=True, ge=1, le=100)] = 3
     side_by_side: bool = False
     warmup: Seconds = 10.0
     processes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
@@ -165,9 +164,12 @@ def target_of(server: Server, base_url: str) -> Target:
     return target
 
 
-def load_comparison(path: Path) -> Comparison:
-    """Read an A/B file. Raises LoadTestError, which names the file and every wrong field."""
-    comparison = load_yaml(path, Comparison)
+def load_comparison(path: Path, **overrides: object) -> Comparison:
+    """Read an A/B file; `overrides` (repeats, ...) that are not None replace what it says.
+
+    Raises LoadTestError, which names the file and every wrong field.
+    """
+    comparison = load_yaml(path, Comparison, **overrides)
     labels = [server.label for server in comparison.servers]
     if len(set(labels)) < len(labels) or comparison.baseline not in labels:
         raise LoadTestError(f"{path}: labels must differ, and one must be the baseline's")

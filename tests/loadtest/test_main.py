@@ -56,7 +56,7 @@ def test_a_comparison_can_be_of_some_of_its_traffic(
             "/dev/null/s.traffic.json: cannot be written (Not a directory)",
         ),
         (["ab", "missing.yaml", "out"], "missing.yaml: cannot be read: No such file"),
-        (["ab", "x.yaml", "out", "--repeats", "101"], "--repeats 101"),
+        (["ab", str(COMPARISON), "out", "--repeats", "101"], "repeats 101: "),
         (["ab", str(COMPARISON), "out", "--traffic", "x"], "--traffic x: the file has azure"),
         (["report", "r.html", "run", "--margin", "5%"], "--margin"),
         (["report", "r.html", "run", "--these-starts"], "--these-starts"),
