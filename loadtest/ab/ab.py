@@ -246,7 +246,7 @@ def _search(turn: Turn, running: Running, traffic: Traffic, before: Sequence[Pat
     made: list[Path] = []
     for place in range(traffic.search.steps if mine else 0):
         (known,) = capacities(group_runs(mine))
-        if known.narrow(traffic.search.within):
+        if known.half_width <= traffic.search.within:
             break
         low, high, rate = known.rate.low, known.rate.high, known.next_rate
         print(f"  capacity of {turn.server.label}: {low:.3g} to {high:.3g} requests/s", flush=True)

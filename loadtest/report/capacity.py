@@ -83,10 +83,6 @@ class Capacity:
             return _round(math.sqrt(good * bad))
         return _round(bad * _ASIDE if math.isinf(high) else good / _ASIDE)
 
-    def narrow(self, within: float) -> bool:
-        """Whether the limits are at most `within` from the middle, as a fraction."""
-        return self.half_width <= within
-
 
 def capacities(groups: Sequence[PooledRuns]) -> list[Capacity]:
     """The capacity of each server for each kind of traffic."""

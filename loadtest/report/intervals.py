@@ -230,14 +230,10 @@ def _of_units(samples: Samples, units: Ints) -> Samples:
 
 def _logarithms(samples: Samples, percent: float, units: Ints) -> Floats:
     """[units], the logarithm of the percentile of each; NaN without a request."""
-    sizes = np.bincount(samples.blocks, minlength=int(units.max()) + 1)
-    ranks = np.maximum(np.ceil(percent / 100 * sizes - 1e-9), 1).astype(np.int64)
-    # The samples of each unit in ascending order, one unit after another.
-    of_units = samples.values[np.argsort(samples.blocks, kind="stable")]
-    logs = np.full(len(sizes), math.nan)
-    places = (np.cumsum(sizes) - sizes + ranks - 1)[sizes > 0]
+    logs = np.full(int(units.max()) + 1, math.nan)
     with np.errstate(divide="ignore"):
-        logs[sizes > 0] = np.log(of_units[places])
+        for unit in np.unique(samples.blocks):
+            logs[unit] = np.log(_at(samples.values[samples.blocks == unit], percent / 100))
     return logs
 
 

@@ -7,6 +7,7 @@ runs are valid.
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -297,16 +298,10 @@ def _render(report: Report) -> str:
 
 def _errors(groups: Sequence[PooledRuns]) -> list[tuple[str, str, int]]:
     """(server, an example, how often) of each kind of error, the most frequent first."""
-    counts: dict[tuple[str, str], int] = {}
-    examples: dict[tuple[str, str], str] = {}
-    for group in groups:
-        for record in group.records:
-            if record.error is not None:
-                key = (group.label, kind(record.error))
-                counts[key] = counts.get(key, 0) + 1
-                examples.setdefault(key, record.error)
-    frequent = sorted(counts.items(), key=lambda item: -item[1])[:20]
-    return [(key[0], examples[key], count) for key, count in frequent]
+    failed = [(g.label, r.error) for g in groups for r in g.records if r.error is not None]
+    counts = Counter((label, kind(error)) for label, error in failed)
+    examples = {(label, kind(error)): error for label, error in failed}
+    return [(key[0], examples[key], count) for key, count in counts.most_common(20)]
 
 
 def _as_json(report: Report) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.report.capacity import AtRate, Capacity, capacities, capacity
+from loadtest.report.capacity import AtRate, capacities, capacity
 from loadtest.report.comparison import compare
-from loadtest.report.intervals import Estimate, Samples
+from loadtest.report.intervals import Samples
 from loadtest.report.summary import group_runs, summarize
 from loadtest.runs.run import load_run
 from tests.loadtest.runs import write_run
@@ -166,8 +166,7 @@ def test_capacity_is_between_what_is_surely_good_and_surely_bad() -> None:
     assert (limits.rate.low, limits.rate.high) == (4, 12)
     assert 8 < limits.rate.value < 12
     assert 4 < limits.next_rate < limits.rate.value  # there is more to learn below
-    assert not limits.narrow(0.05)
-    assert Capacity("a", "b", Estimate(8.2, 8.0, 8.4), (8.0, 8.4), (8.0, 8.4)).narrow(0.05)
+    assert limits.half_width == pytest.approx(math.sqrt(3) - 1)
     # A rate that is good by chance does not pull the guess above one that is surely bad.
     odd = capacity("a", "b", [*rows, at_rate(16, 0, 300), at_rate(20, 450, 900)])
     assert odd.rate.value < odd.rate.high == 12
