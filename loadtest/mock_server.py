@@ -7,6 +7,7 @@ does not delay the next. It serves /v1/completions, /v1/chat/completions, /v1/mo
 import asyncio
 import json
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 _MAX_BODY = 64 << 20
@@ -119,9 +120,8 @@ def write_event(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:
 def reply(writer: asyncio.StreamWriter, status: int, content: dict[str, Any]) -> bool:
     """Write an answer that is no stream. Returns True, as `Mock.answer` does."""
     body = json.dumps(content).encode()
-    reason = {200: "OK", 400: "Bad Request", 404: "Not Found", 503: "Service Unavailable"}[status]
     writer.write(
-        f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\n"
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n".encode()
         + body
     )

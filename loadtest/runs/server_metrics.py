@@ -4,7 +4,6 @@ The metrics are vLLM's (vllm:...) and this project's (gac_...). A server without
 facts.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from loadtest.errors import LoadTestError, faults
 from loadtest.runs.access import get
 from loadtest.runs.target import Target
-from vllm_gac.checkpoint.atomic_files import write_text
+from vllm_gac.checkpoint.atomic_files import write_json
 
 _FACTS = TypeAdapter(dict[str, Annotated[float, Field(allow_inf_nan=False)]])
 Metrics = Mapping[str, float]
@@ -60,7 +59,6 @@ def facts(before: Metrics, after: Metrics) -> dict[str, float]:
         # Our metric is also exact if layers have caches of different widths.
         ("kv_cache_tokens", "gac_kv_cache_tokens"),
         ("kv_bytes_per_token", "gac_kv_token_bytes"),
-        ("parameters", "gac_parameters"),
     ):
         if name in after:
             known[fact] = after[name]
@@ -79,8 +77,7 @@ def facts(before: Metrics, after: Metrics) -> dict[str, float]:
 
 def write_facts(known: Mapping[str, float], directory: Path) -> None:
     """Write the facts into the run's directory."""
-    content = json.dumps(dict(known), indent=2) + "\n"
-    write_text(directory / "server.json", content)
+    write_json(directory / "server.json", dict(known))
 
 
 def read_facts(directory: Path) -> dict[str, float]:

@@ -94,7 +94,6 @@ def summary(
     """
     return {
         "requests": len(inputs),
-        "requests_per_second": len(inputs) / seconds,
         "gap_cv": _cv(np.diff(times)),
         "input_length": _summary(inputs),
         "output_length": _summary(outputs),
