@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from loadtest.report.capacity import GOOD_ENOUGH, Capacity
 from loadtest.report.comparison import ENOUGH_STARTS, Comparison
-from loadtest.report.intervals import Estimate, limits_of_ratio
+from loadtest.report.intervals import Estimate
 from loadtest.report.summary import PooledRuns, Summary
 
 _NAMES = {"ttft": "time to first token", "tpot": "time per token", "e2e": "whole answer"}
@@ -155,7 +155,8 @@ def _of_one(capacity: Capacity, base: Capacity | None) -> str:
     text = f"{capacity.label} takes {limits(capacity)}"
     if base is None:
         return text
-    gain = limits_of_ratio(capacity.rate, base.rate)
-    if gain.low > 1:
-        return f"{text} (at least {gain.low:.2f}x {base.label})"
-    return f"{text} (at most {gain.high:.2f}x {base.label})" if gain.high < 1 else text
+    low = capacity.rate.low / base.rate.high
+    high = capacity.rate.high / base.rate.low if base.rate.low > 0 else math.inf
+    if low > 1:
+        return f"{text} (at least {low:.2f}x {base.label})"
+    return f"{text} (at most {high:.2f}x {base.label})" if high < 1 else text

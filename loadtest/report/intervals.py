@@ -165,15 +165,6 @@ def ratio_of_totals(
     return _quotient(logs[0], logs[1], paired, None)
 
 
-def limits_of_ratio(top: Estimate, bottom: Estimate) -> Estimate:
-    """A ratio between the limits that its parts set."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        value = float(np.float64(top.value) / bottom.value)
-        low = float(np.float64(top.low) / bottom.high)
-        high = float(np.float64(top.high) / bottom.low)
-    return Estimate(value, 0.0 if math.isnan(low) else low, math.inf if math.isnan(high) else high)
-
-
 def ascending(samples: Samples) -> Samples:
     """The same samples in ascending order, so that each percentile need not sort them again."""
     if bool(np.all(samples.values[:-1] <= samples.values[1:])):

@@ -67,7 +67,7 @@ def _runs(path: Path, content: dict[str, Any]) -> Iterator[Run]:
             [(r.scheduled, r.input_length, r.output_length) for r in records]
         ).T
         traffic = {"scenario": scenario | {"description": ""}, "attribution": "guidellm's data"}
-        traffic |= summary(due, lengths[0], lengths[1], ends, 0.0, 0)
+        traffic |= summary(due, lengths[0], lengths[1], 0.0, 0)
         info = {
             "label": named[1] if named else path.stem,
             "start": path.stem,

@@ -69,7 +69,7 @@ def generate(scenario: Scenario) -> Schedule:
     traffic = {
         "scenario": scenario.model_dump(mode="json"),
         "attribution": _attribution(scenario),
-        **summary(times, inputs, outputs, scenario.duration, cut, shared),
+        **summary(times, inputs, outputs, cut, shared),
     }
     return Schedule(requests, prompts, traffic)
 
@@ -78,7 +78,6 @@ def summary(
     times: NDArray[np.float64],
     inputs: Lengths,
     outputs: Lengths,
-    seconds: float,
     truncated: float,
     shared: int,
 ) -> dict[str, Any]:
@@ -88,7 +87,6 @@ def summary(
         times: when requests, or sessions, come, in seconds.
         inputs: tokens of each prompt.
         outputs: tokens of each answer.
-        seconds: how long the traffic is.
         truncated: the share of requests that were cut to the context.
         shared: how many tokens of all prompts an earlier prompt begins with.
     """

@@ -52,7 +52,7 @@ def from_trace(path: Path, rate: float, seconds: float, seed: int, slo: Slo) -> 
     outputs = np.array([request.output_length for request in requests])
     shared = _shared(requests, trace.prompts.block_tokens)
     traffic = {"scenario": scenario, "attribution": about}
-    traffic |= summary(times, inputs, outputs, seconds, 0.0, shared)
+    traffic |= summary(times, inputs, outputs, 0.0, shared)
     return Schedule(tuple(requests), dataclasses.replace(trace.prompts, seed=seed), traffic)
 
 

@@ -2,10 +2,10 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from loadtest.client.command import client_command
 from loadtest.traffic.generate import generate
 from loadtest.traffic.schedule import write_schedule
 from tests.loadtest.runs import scenario
@@ -24,12 +24,9 @@ def written_schedule(directory: Path, rate: float, duration: float, output: int)
 
 
 def command(schedule: Path, server: str, out: Path, *more: str) -> list[str]:
-    return [
-        *PRIORITY,
-        *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"),
-        *("--host", server, "--model", "mock", "--schedule", str(schedule), "--out", str(out)),
-        *more,
-    ]
+    own = client_command(server, "mock", schedule, out, *more)
+    own[own.index("-f") + 1] = str(LOCUSTFILE)
+    return [*PRIORITY, *own]
 
 
 def locust(*arguments: Any) -> subprocess.CompletedProcess[str]:
