@@ -81,8 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
     mock = steps.add_parser("mock", help="serve a mock that answers on the dot, on 127.0.0.1")
     mock.add_argument("--port", type=int, default=8000)
-    mock.add_argument("--ttft", type=float, default=0.1, help="seconds")
-    mock.add_argument("--itl", type=float, default=0.02, help="seconds")
+    mock.add_argument("--itl", type=float, default=0.02, help="seconds between tokens")
     mock.set_defaults(step=_mock)
     return parser
 
@@ -205,16 +204,15 @@ def _fail_on(kinds: list[str], report: Path) -> None:
 def _mock(options: argparse.Namespace) -> None:
     if not 0 <= options.port <= 65535:
         raise LoadTestError(f"--port {options.port}: expected 0 (any free one) to 65535")
-    for option in ("ttft", "itl"):
-        if not 0 <= (value := getattr(options, option)) < math.inf:
-            raise LoadTestError(f"--{option} {value:g}: expected seconds, 0 or more")
+    if not 0 <= options.itl < math.inf:
+        raise LoadTestError(f"--itl {options.itl:g}: expected seconds, 0 or more")
     asyncio.run(_serve_mock(options))
 
 
 async def _serve_mock(options: argparse.Namespace) -> None:
     from loadtest.mock_server import Mock, Timing
 
-    mock = Mock(Timing(options.ttft, options.itl))
+    mock = Mock(Timing(itl=options.itl))
     server = await mock.serve("127.0.0.1", options.port)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()

@@ -68,7 +68,6 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
     group.add_argument("--label", default="", help="name in reports (default: model and address)")
     group.add_argument("--start", default="", help="names the start of the server, for intervals")
     group.add_argument("--endpoint", choices=["completions", "chat"], default="completions")
-    group.add_argument("--silence", type=float, default=300.0, help="seconds without a byte")
     group.add_argument("--drain", type=float, default=120.0, help="seconds after the last arrival")
     group.add_argument(
         "--respect-eos", action="store_true", help="for servers that refuse vLLM's ignore_eos"
@@ -166,7 +165,6 @@ def _inputs(environment: Environment) -> tuple[Schedule, Target]:
         base_url=(environment.host or "").rstrip("/"),
         model=options.model,
         endpoint=options.endpoint,
-        timeout=options.silence,
         ignore_eos=not options.respect_eos,
         headers=request_headers(
             os.environ.get(HEADERS, "").splitlines(),
