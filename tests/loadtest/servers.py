@@ -3,24 +3,20 @@
 import asyncio
 import contextlib
 import re
-import selectors
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from typing import TextIO
 
-from loadtest.mock_server import Timing
-from tests.loadtest.faulty_server import FaultKind, Faulty
+from loadtest.mock_server import Mock, Timing
 from tests.support.waiting import PATIENCE
 
 
 @contextlib.contextmanager
-def mock(timing: Timing, fault: FaultKind = "none", log: TextIO | None = None) -> Iterator[str]:
-    """The mock server's base URL. By its own clock, which the log has, each sleep is exact."""
-    loop = _Impatient()
-    faulty = Faulty(timing, fault, 1, log, loop.time)
-    server = loop.run_until_complete(faulty.serve("127.0.0.1", 0))
+def mock(timing: Timing) -> Iterator[str]:
+    """The mock server's base URL."""
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(Mock(timing).serve("127.0.0.1", 0))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
@@ -33,32 +29,6 @@ def mock(timing: Timing, fault: FaultKind = "none", log: TextIO | None = None) -
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
-
-
-class _Impatient(asyncio.SelectorEventLoop):
-    """A loop that waits for others, but not for time: where all sleep, its clock leaps."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-        super().__init__(_Leaps(self))
-
-    def time(self) -> float:
-        return self._now
-
-    def leap(self, seconds: float) -> None:
-        self._now += seconds
-
-
-class _Leaps(selectors.DefaultSelector):
-    def __init__(self, loop: _Impatient) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(None if timeout is None else 0)
-        if timeout and not ready:
-            self._loop.leap(timeout)
-        return ready
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The client stamps each event on arrival, and names every way in which a request can fail."""
 
+import asyncio
 import errno
 import http.client
 import io
@@ -12,17 +13,18 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from loadtest.client.client import check_bodies, request_body, send
 from loadtest.errors import LoadTestError
-from loadtest.mock_server import Timing
+from loadtest.mock_server import Asked, Timing
 from loadtest.runs.access import request_headers
 from loadtest.runs.records import Record, is_the_clients
 from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
-from tests.loadtest.faulty_server import STALL, FaultKind
+from tests.loadtest.faulty_server import STALL, FaultKind, Faulty
 from tests.loadtest.servers import DONE, STREAM, TOKEN, mock, scripted
 from tests.support.waiting import PATIENCE
 
@@ -228,10 +230,22 @@ def test_a_base_url_is_what_comes_before_v1() -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "stall"])
-def test_the_mock_sends_tokens_when_they_are_due(kind: FaultKind) -> None:
-    log = io.StringIO()
-    with mock(Timing(0.05, 0.01), kind, log) as url:
-        ask(url)
+def test_the_mock_sends_tokens_when_they_are_due(
+    kind: FaultKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, now = io.StringIO(), 100.0
+
+    async def leap(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    async def answered() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+        monkeypatch.setattr(asyncio, "sleep", leap)
+        faulty = Faulty(Timing(0.05, 0.01), kind, 1, log, lambda: now)
+        await faulty.answer(Asked([], 5, False, now), AsyncMock(), AsyncMock(write=Mock()))
+
+    asyncio.run(answered())
     answer = json.loads(log.getvalue())
     late = STALL if kind == "stall" else 0.0
     due = [0.05, 0.06, 0.07, 0.08 + late, 0.09 + late]
