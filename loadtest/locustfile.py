@@ -174,7 +174,7 @@ def _inputs(environment: Environment) -> tuple[Schedule, Target]:
         insecure=options.insecure,
     )
     if target.base_url.startswith("https:"):
-        tls_context(target)
+        tls_context(target.ca, target.insecure)
     if (Path(options.out) / "run.json").exists():
         raise LoadTestError(f"{options.out}: holds a run already; name another --out")
     schedule = read_schedule(Path(options.schedule))

@@ -160,7 +160,7 @@ def target_of(server: Server, base_url: str) -> Target:
         insecure=server.insecure,
     )
     if base_url.startswith("https:"):
-        tls_context(target)
+        tls_context(target.ca, target.insecure)
     return target
 
 

@@ -4,6 +4,7 @@ Only this module opens connections to a measured server. They go straight to it:
 environment names are not asked, because they would be measured, too.
 """
 
+import functools
 import http.client
 import json
 import os
@@ -19,7 +20,6 @@ from loadtest.runs.target import Target
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
-_contexts: dict[tuple[str | None, bool], ssl.SSLContext] = {}
 
 
 def request_headers(
@@ -69,26 +69,24 @@ def connection(target: Target, timeout: float) -> http.client.HTTPConnection:
     url = urlsplit(target.base_url)
     host = url.hostname or ""
     if url.scheme == "https":
-        tls = tls_context(target)
+        tls = tls_context(target.ca, target.insecure)
         return http.client.HTTPSConnection(host, url.port, timeout=timeout, context=tls)
     return http.client.HTTPConnection(host, url.port, timeout=timeout)
 
 
-def tls_context(target: Target) -> ssl.SSLContext:
-    """Whose certificates are believed. Raises LoadTestError if the target's `ca` has none."""
-    # Built once: loading the root certificates takes tens of milliseconds and blocks every other
-    # request of this process.
-    key = (target.ca, target.insecure)
-    if key not in _contexts:
-        try:
-            context = ssl.create_default_context(cafile=target.ca)
-        except OSError as error:  # ssl.SSLError is one, too
-            raise LoadTestError(f"{target.ca}: no certificates can be read from it") from error
-        if target.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        _contexts[key] = context
-    return _contexts[key]
+# Built once: loading the root certificates takes tens of milliseconds and blocks every other
+# request of this process.
+@functools.cache
+def tls_context(ca: str | None, insecure: bool) -> ssl.SSLContext:
+    """Whose certificates are believed. Raises LoadTestError if `ca` has none."""
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except OSError as error:  # ssl.SSLError is one, too
+        raise LoadTestError(f"{ca}: no certificates can be read from it") from error
+    if insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def get(target: Target, path: str, timeout: float, most: int = 16 << 20) -> tuple[int, bytes]:
