@@ -34,13 +34,13 @@ def worse(
     """
     if baseline is None:
         return ["whether a server is worse cannot be told without a baseline"]
-    labels = [label for label in dict.fromkeys(map(_label, runs)) if label != baseline]
+    labels = list(dict.fromkeys(run.info["label"] for run in runs if run.info["label"] != baseline))
     if not labels:
         return [f"whether a server is worse cannot be told: all runs are of {baseline}"]
     wanted = dict.fromkeys(
         (traffic_of(run), scheduled_rate(run))
         for run in runs
-        if _label(run) == baseline and not run.info.get("search")
+        if run.info["label"] == baseline and not run.info.get("search")
     )
     if not wanted:
         return [f"whether a server is worse cannot be told: no run is of {baseline}"]
@@ -81,7 +81,3 @@ def _faults(
                     continue
                 most = 1 / e.low - 1 if e.low > 0 else math.inf
                 yield f"{name} may be up to {most:.0%} worse, margin {margin:.0%}"
-
-
-def _label(run: Run) -> str:
-    return str(run.info["label"])

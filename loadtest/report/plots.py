@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import matplotlib as mpl
@@ -37,6 +38,7 @@ def ratio_whiskers(comparisons: Sequence[Comparison], labels: Sequence[str]) -> 
     servers = list(dict.fromkeys(c.label for c in comparisons))
     many = len({traffic for traffic, _ in places}) > 1
     names = [f"{traffic}, {rate:g}/s" if many else f"{rate:g}/s" for traffic, rate in places]
+    colours = dict(zip(labels, cycle(_COLOURS), strict=False))
     with mpl.rc_context(_STYLE):
         height = 1.1 + 0.28 * len(places) * (0.5 + 0.5 * len(servers))
         figure = Figure(figsize=(10.5, height), layout="constrained")
@@ -50,8 +52,7 @@ def ratio_whiskers(comparisons: Sequence[Comparison], labels: Sequence[str]) -> 
                 place = places.index((c.traffic, c.rate)) + 0.2 * servers.index(c.label)
                 # An interval without an end goes to the edge of the picture.
                 low, high = max(e.low, e.value / 10), min(e.high, e.value * 10)
-                colour = _COLOURS[list(labels).index(c.label) % len(_COLOURS)]
-                whiskers = [[e.value - low], [high - e.value]]
+                whiskers, colour = [[e.value - low], [high - e.value]], colours[c.label]
                 axes.errorbar(
                     e.value, place, xerr=whiskers, fmt="o", color=colour, capsize=3, markersize=4
                 )
@@ -62,10 +63,9 @@ def ratio_whiskers(comparisons: Sequence[Comparison], labels: Sequence[str]) -> 
             low, high = axes.get_xlim()
             axes.set_xlim(max(low, 1 / 8), min(max(high, 1.05), 8))
             _plain_ticks(axes)
-        for label in servers if len(servers) > 1 else ():
-            colour = _COLOURS[list(labels).index(label) % len(_COLOURS)]
-            row[0].plot([], [], "o", color=colour, label=label)
         if len(servers) > 1:
+            for label in servers:
+                row[0].plot([], [], "o", color=colours[label], label=label)
             figure.legend(frameon=False, loc="outside lower center", ncols=len(servers))
         return _svg(figure)
 

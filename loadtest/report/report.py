@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -260,28 +261,19 @@ def _render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    formats = {"ms": _ms, "ratio": _ratio, "number": _number, "count": _count}
+    formats = {"ms": _ms, "number": _number, "count": _count}
     environment.filters.update(formats)
     environment.globals.update(formats)
-    rates = []
-    for section in dict.fromkeys((group.traffic, group.rate) for group in report.groups):
-        rows = [
-            (group, summary)
-            for group, summary in zip(report.groups, report.summaries, strict=True)
-            if (group.traffic, group.rate) == section
-        ]
-        members = [group for group, _ in rows]
-        rates.append(
-            {
-                "rate": members[0].rate,
-                "traffic": members[0].runs[0].schedule.traffic,
-                "rows": rows,
-                "errors": _errors(members),
-            }
-        )
+    pairs = zip(report.groups, report.summaries, strict=True)  # sorted by traffic and rate
+    sections = []
+    for _, members in groupby(pairs, key=lambda pair: (pair[0].traffic, pair[0].rate)):
+        rows = list(members)
+        first, errors = rows[0][0], _errors([group for group, _ in rows])
+        traffic = first.runs[0].schedule.traffic
+        sections.append({"rate": first.rate, "traffic": traffic, "rows": rows, "errors": errors})
     page: str = environment.get_template("report.html.j2").render(
         report=report,
-        rates=rates,
+        sections=sections,
         limits=limits,
         many=len({group.traffic for group in report.groups}) > 1,
         percents=PERCENTS,
@@ -378,17 +370,10 @@ def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _ratio(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else _infinite(value)
-
-
-def _infinite(value: float) -> str:
-    return "–" if math.isnan(value) else "∞"  # noqa: RUF001
-
-
 def _number(value: float) -> str:
+    """The larger the number, the fewer digits after the point."""
     if not math.isfinite(value):
-        return _infinite(value)
+        return "–" if math.isnan(value) else "∞"  # noqa: RUF001
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
