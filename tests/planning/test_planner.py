@@ -399,20 +399,6 @@ def test_linears_are_parts_of_their_own_unless_time_counts(
         assert not limit or part.costs[0, 2] == 0
 
 
-@pytest.mark.parametrize("ratio", [0.5, 0.75, 0.95])
-def test_free_to_choose_the_form_of_keys_it_loses_no_more_than_with_either(
-    models: Models, ratio: float
-) -> None:
-    big = models["big"]
-    losses = made_up_losses(big.layout)
-    request = PlanRequest(kv_ratio=ratio, methods=("heads",))
-    auto, *others = (
-        best_plan(big, losses, replace(request, key_form=form)).expected_loss or 0.0
-        for form in ("auto", "rotary", "latent")
-    )
-    assert auto <= min(others) + 1e-6
-
-
 def test_keys_that_fp8_rounds_away_are_cached_as_latents(models: Models) -> None:
     """As in the first layer of a Qwen2, whose biases are hundreds of times the rest of a key."""
     big = models["big"]

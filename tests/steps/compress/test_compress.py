@@ -15,14 +15,13 @@ from tests.support.hub import files_of
 from tests.support.stored_models import logits_of
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.values import all_faults
-from vllm_gac.errors import CheckpointError, DiskError, GacError, PlanError
+from vllm_gac.errors import CheckpointError, GacError, PlanError
 from vllm_gac.layout.dims import KeyLayout, ModelLayout, ValueLayout
 from vllm_gac.planning.plan_file import dense_plan
 from vllm_gac.planning.planner import plan as plan_of
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
-from vllm_gac.steps.compress import write as write_module
 from vllm_gac.steps.compress.compress import compress
 from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.evaluate.perplexity import window_losses
@@ -181,29 +180,6 @@ def test_normed_keys_are_made_smaller_one_by_one(form: str, text: Path, tmp_path
         plan = write_plan(tmp_path / "plan.json", model, replace(dense, layers=(changed,) * 2))
         with pytest.raises(PlanError, match=r"key\.heads"):
             compress(model, tmp_path / "other", plan=plan, calibration=[text], **SMALL)
-
-
-def test_a_resumed_run_ends_in_the_same_bytes(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = write(tmp_path / "model", config(num_hidden_layers=3))
-    make, made = write_module.compress_layer, []
-
-    def stopped(*arguments: Any) -> Any:
-        if made:
-            raise DiskError("full")
-        made.append(arguments)
-        return make(*arguments)
-
-    asked: dict[str, Any] = {"calibration": [text], **RATIOS, **SMALL}
-    compress(model, tmp_path / "whole", **asked)
-    with monkeypatch.context() as patch:
-        patch.setattr(write_module, "compress_layer", stopped)
-        with pytest.raises(DiskError):
-            compress(model, tmp_path / "out", **asked)
-    compress(model, tmp_path / "out", resume=True, **asked)
-    for shard in (tmp_path / "whole").glob("*.safetensors"):
-        assert shard.read_bytes() == (tmp_path / "out" / shard.name).read_bytes()
 
 
 def test_a_plan_in_memory_is_as_good_as_its_file(tmp_path: Path) -> None:
