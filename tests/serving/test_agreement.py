@@ -8,6 +8,7 @@ import pytest
 from tests.serving.agreement import CHUNKED, assert_agrees_with_reference
 from tests.serving.models import HETEROGENEOUS, MINISTRAL, layer, write_model
 from tests.serving.server import serve
+from tests.support.dense_models import LLAMA3_ROPE
 from vllm_gac.alignment.rules import padded_layout
 
 pytestmark = pytest.mark.slow
@@ -51,20 +52,13 @@ def test_normed_latents_on_two_ranks_agree_with_the_reference(
 
 
 def test_llama3_rope_scaling_and_biases_of_factors_agree_with_the_reference(tmp_path: Path) -> None:
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 128,
-    }
     write_model(
         tmp_path / "model",
         [
             layer(("rotary", 4, 64), (4, 64), 512, LOW_RANK),
             layer(("latent", 4, 32), (4, 64), 384),
         ],
-        rope_scaling=scaling,
+        rope_scaling=LLAMA3_ROPE,
         attention_bias=True,
         mlp_bias=True,
         tie_word_embeddings=True,
