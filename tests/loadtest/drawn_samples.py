@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.report.intervals import Estimate, Floats, Ints, Samples, ratio
+from loadtest.report.intervals import Floats, Ints, Samples, ratio
 
 _BLOCKS, _REQUESTS = 12, 60  # of a start, of a block
 
@@ -46,19 +46,15 @@ def drawn(seed: int, starts: int, true: float, stalls: float = 0.7, spread: floa
     return Drawn(Samples(base, numbers), Samples(other, numbers), of_starts)
 
 
-def estimate(servers: Drawn, percent: float) -> Estimate:
-    """The ratio of a percentile, as a report has it."""
-    by_start = bool(servers.starts.max() > 0)
-    units = servers.starts if by_start else np.arange(len(servers.starts))
-    return ratio(servers.base, servers.other, percent, (units, units), True, by_start)
-
-
 def shares(
     starts: int, percent: float, true: float, stalls: float, spread: float, experiments: int
 ) -> tuple[int, int]:
     """How many intervals hold the truth, and how many tell the servers apart."""
-    ratios = [
-        estimate(drawn(seed, starts, true, stalls, spread), percent) for seed in range(experiments)
-    ]
+    ratios = []
+    for seed in range(experiments):
+        servers = drawn(seed, starts, true, stalls, spread)
+        units = servers.starts if starts > 1 else np.arange(len(servers.starts))
+        both = servers.base, servers.other
+        ratios.append(ratio(*both, percent, (units, units), paired=True, by_start=starts > 1))
     held = sum(e.low <= true <= e.high for e in ratios)
     return held, sum(e.low > 1 or e.high < 1 for e in ratios)
