@@ -173,19 +173,18 @@ def _climb(turn: Turn, running: Running, staircase: Staircase) -> list[Path]:
     other prompts: the first ones may be in the prefix cache.
     """
     runs = climb(turn, running, staircase)
-    bad = [number for number, run in enumerate(runs) if not load_run(run).verdict.valid]
+    both = zip(staircase.steps, runs, strict=True)
+    bad = [step for step, run in both if not load_run(run).verdict.valid]
     if not bad:
         return runs
     print(f"  {turn.name}: the client did not keep up: once more", flush=True)
     whole = turn.out / f"{turn.name}-{staircase.name}-again.jsonl"
     steps = tuple(
-        replace(staircase.steps[number], begin=place * staircase.traffic.step)
-        for place, number in enumerate(bad)
+        replace(step, name=f"{step.name}-again", begin=place * staircase.traffic.step)
+        for place, step in enumerate(bad)
     )
     write_staircase(steps, zlib.crc32(whole.stem.encode()), whole)
-    names = tuple(f"{staircase.names[number]}-again" for number in bad)
-    name = f"{staircase.name}-again"
-    again = replace(staircase, name=name, schedule=whole, steps=steps, names=names)
+    again = replace(staircase, name=f"{staircase.name}-again", schedule=whole, steps=steps)
     return [*runs, *climb(turn, running, again)]
 
 
@@ -224,17 +223,17 @@ def _staircases(comparison: Comparison, number: str, out: Path, seed: str = "") 
         name = f"{traffic.name}-{number}"
         whole = out / f"{name}.jsonl"
         write_staircase(steps, zlib.crc32(f"{name}{seed}".encode()), whole)
-        names = tuple(f"{traffic.name}-{rate:g}-per-second" for rate in traffic.rates)
-        staircases.append(Staircase(traffic.name, traffic, whole, steps, names))
+        staircases.append(Staircase(traffic.name, traffic, whole, steps))
     return staircases
 
 
 def _step(traffic: Traffic, rate: float, begin: float, number: str, out: Path) -> Step:
     """Write the schedule of one rate of the repeat `number`."""
-    file = out / f"{traffic.name}-{rate:g}-per-second-{number}.jsonl"
+    name = f"{traffic.name}-{rate:g}-per-second"
+    file = out / f"{name}-{number}.jsonl"
     seed = zlib.crc32(f"{file.stem} traffic".encode())
     write_schedule(traffic.schedule(rate, traffic.step, seed), file)
-    return Step(file, begin, (traffic.settle, traffic.settle + traffic.duration))
+    return Step(name, file, begin, (traffic.settle, traffic.settle + traffic.duration))
 
 
 def _search(turn: Turn, running: Running, traffic: Traffic, before: Sequence[Path]) -> list[Path]:
@@ -254,8 +253,8 @@ def _search(turn: Turn, running: Running, traffic: Traffic, before: Sequence[Pat
         step = _step(traffic, rate, 0.0, f"{turn.number}-{label}", turn.out)
         whole = turn.out / f"{turn.name}-{traffic.name}-{label}.jsonl"
         write_staircase([step], zlib.crc32(whole.stem.encode()), whole)
-        run = f"{traffic.name}-{rate:g}-per-second-{label}"
-        staircase = Staircase(f"{traffic.name}-{label}", traffic, whole, (step,), (run,), True)
+        steps = (replace(step, name=f"{step.name}-{label}"),)
+        staircase = Staircase(f"{traffic.name}-{label}", traffic, whole, steps, search=True)
         climbed = _climb(turn, running, staircase)
         made += climbed
         mine += [run for run in map(load_run, climbed) if run.verdict.valid]

@@ -22,7 +22,7 @@ from loadtest.runs.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Staircase:
-    """One scenario of one repeat: the whole schedule, its steps, and the names of their runs.
+    """One scenario of one repeat: the whole schedule, and its steps.
 
     `search` says that its rates are of a search, and so of one server alone.
     """
@@ -31,7 +31,6 @@ class Staircase:
     traffic: Traffic
     schedule: Path
     steps: tuple[Step, ...]
-    names: tuple[str, ...]
     search: bool = False
 
 
@@ -129,7 +128,7 @@ def climb(turn: Turn, running: Running, staircase: Staircase) -> list[Path]:
     ended.set()
     scraper.join()
     scraped.append(scrape(target))
-    runs = [turn.out / "runs" / f"{turn.name}-{step}" for step in staircase.names]
+    runs = [turn.out / "runs" / f"{turn.name}-{step.name}" for step in staircase.steps]
     about = {
         "server_command": turn.command,
         "gpus": turn.server.gpus,

@@ -30,11 +30,13 @@ class Step:
     """One step of a staircase.
 
     Attributes:
+        name: names its run.
         schedule: its schedule's file.
         begin: when it begins, in seconds from the start of the run.
         window: what of it counts, in seconds of the step.
     """
 
+    name: str
     schedule: Path
     begin: float
     window: tuple[float, float]

@@ -249,7 +249,7 @@ def test_steps_whose_client_did_not_keep_up_are_repeated_once(
         climbed.append(staircase)
         return [
             write_run(tmp_path / "runs" / name, lag=0.1 if name.endswith("8-per-second") else 0.001)
-            for name in staircase.names
+            for name in (step.name for step in staircase.steps)
         ]
 
     monkeypatch.setattr(ab, "climb", climb)

@@ -24,7 +24,7 @@ def steps(directory: Path, rates: tuple[float, float] = (2.0, 6.0), **more: Any)
     made = []
     for number, rate in enumerate(rates):
         given = {"lengths": LENGTHS, "duration": 5.0, "block_tokens": 16, "seed": number} | more
-        step = Step(directory / f"{number}.jsonl", number * 5.0, (1.0, 4.0))
+        step = Step("x", directory / f"{number}.jsonl", number * 5.0, (1.0, 4.0))
         write_schedule(generate(scenario(rate=rate, **given)), step.schedule)
         made.append(step)
     return made
