@@ -31,13 +31,6 @@ def test_the_rules_of_thumb(strategy: Any, role: Any, expected: dict[int, int]) 
     assert {dim: align(dim, strategy, role) for dim in expected} == expected
 
 
-@given(dims, strategies, parallel_sizes)
-def test_each_gpus_part_of_a_width_is_aligned(dim: int, strategy: Any, tp: int) -> None:
-    aligned = align(dim, strategy, "width", tensor_parallel_size=tp)
-    assert aligned % tp == 0
-    assert align(aligned // tp, strategy, "width") == aligned // tp
-
-
 @given(dims, strategies, roles, parallel_sizes, st.sampled_from([1, 16, 32, 128]))
 def test_quantization_adds_multiples_and_takes_the_first_dim_that_is_one(
     dim: int, strategy: Any, role: Any, tp: int, multiple: int

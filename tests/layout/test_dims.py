@@ -42,22 +42,6 @@ def test_a_layout_survives_config_json(layout: ModelLayout) -> None:
 
 
 @given(layouts)
-def test_every_linear_has_its_input_and_output_whatever_its_rank(layout: ModelLayout) -> None:
-    tensors = layout.tensors()
-    for index, layer in enumerate(layout.layers):
-        for name in LINEARS:
-            prefix = f"model.layers.{index}.{name}"
-            out_size, in_size = layout.linear_shape(layer, name)
-            if name in layer.ranks:
-                rank = layer.ranks[name]
-                assert tensors[f"{prefix}.A.weight"] == (rank, in_size)
-                assert tensors[f"{prefix}.B.weight"] == (out_size, rank)
-                assert f"{prefix}.weight" not in tensors
-            else:
-                assert tensors[f"{prefix}.weight"] == (out_size, in_size)
-
-
-@given(layouts)
 def test_a_cache_row_holds_exactly_what_is_cached(layout: ModelLayout) -> None:
     for layer in layout.layers:
         row = layer.cache_head_size + layer.value.size
