@@ -139,10 +139,3 @@ def test_invalid_state_dicts_are_refused(
     assert named in said
     assert "weights_only=False" not in said
     assert not Path("marker").exists()
-
-
-def test_a_tensor_in_two_state_dicts_is_refused(tmp_path: Path) -> None:
-    model = write_bin(tmp_path / "bin", config(), shards=2)
-    torch.save({UP: torch.ones(2)}, model / "pytorch_model-3.bin")
-    with pytest.raises(CheckpointError, match=rf"pytorch_model-3\.bin: {UP}"):
-        open_checkpoint(model)

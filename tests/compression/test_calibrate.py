@@ -20,7 +20,6 @@ from vllm_gac.compression.measured import STATISTICS
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import embed, layer_forward, layer_weights, reference
 from vllm_gac.compression.statistics_file import StatsFile, open_statistics
-from vllm_gac.errors import CheckpointError
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
 from vllm_gac.texts.token_text import calibration_sequences
@@ -167,20 +166,6 @@ def test_a_probe_loses_at_least_what_is_really_lost(
     assert lost[0, [0, 2]].mean(1) == pytest.approx(really, rel=1e-4)
     changed = (lost != form).any(2)
     assert changed.tolist() == [[True, False, True], [False] * 3]
-
-
-def test_two_calibrations_at_once_are_refused(
-    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    append = StatsFile.append
-
-    def another_run(self: StatsFile, index: int, stats: Any) -> None:
-        with pytest.raises(CheckpointError, match=str(tmp_path)):
-            calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
-        append(self, index, stats)
-
-    monkeypatch.setattr(StatsFile, "append", another_run)
-    calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
 
 
 def test_work_of_another_calibration_is_not_continued(
