@@ -208,13 +208,6 @@ class TestRefused:
         assert self.out.exists() == before
         assert not self.out.with_name("out.partial").exists()
 
-    def test_a_budget_that_cannot_be_met(self) -> None:
-        for flag, plan in (
-            ("--param-ratio 0.1", PlanRequest(param_ratio=0.1)),
-            ("--kv-ratio 0.01", PlanRequest(kv_ratio=0.01)),
-        ):
-            self.refused(flag, PlanError, plan=plan)
-
     def test_text_that_is_not_there_too_short_or_not_text(self, tmp_path: Path) -> None:
         self.refused("nowhere", calibration=[tmp_path / "nowhere"])
         (tmp_path / "short").write_text("short")
