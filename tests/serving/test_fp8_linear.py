@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from vllm.config import LoRAConfig, VllmConfig, set_current_vllm_config
-from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from tests.serving.agreement import PROMPTS
 from tests.serving.engines import GPU_OPTIONS, in_engine_process, scored_prompts
 from tests.serving.models import HETEROGENEOUS, write_model
 from vllm_gac.kernels import gpu_limits
-from vllm_gac.serving.model import fp8_linear
+from vllm_gac.serving.model import fp8_linear, fused_linears
 from vllm_gac.serving.model.fp8_linear import Fp8Linear
 
 
@@ -29,16 +29,21 @@ class Kernel:
         return product.to(given["out_dtype"]).view(given["output_shape"])
 
 
-class Linear(LinearBase):
-    """A linear of these sizes, without what vLLM's constructor needs."""
+class Linear(ColumnParallelLinear):
+    """A linear whose part on one of two GPUs is [16, 32], without what vLLM's constructor needs."""
 
     def __init__(self, **changed: Any) -> None:
         torch.nn.Module.__init__(self)
-        facts = {"bias": None, "tp_size": 1, "input_size": 32, "output_size": 16, **changed}
+        sizes = {"input_size_per_partition": 32, "output_size_per_partition": 16}
+        facts = {"bias": None, "tp_size": 2, "reduce_results": True} | sizes | changed
         for name, value in facts.items():
             setattr(self, name, value)
         self.weight = torch.randn(32, 16)
         self.weight_scale = torch.tensor([0.5])
+
+
+class RowLinear(Linear, RowParallelLinear):
+    """One that splits its input, so that outputs of the ranks are to be added."""
 
 
 def _is_fp8(monkeypatch: pytest.MonkeyPatch, lora: Any = None, **linear: Any) -> Any:
@@ -57,17 +62,20 @@ def test_only_plain_linears_take_quantized_inputs(
 ) -> None:
     assert _is_fp8(monkeypatch)
     assert not _is_fp8(monkeypatch, lora=LoRAConfig(max_lora_rank=8))
-    for change in ({"bias": "bias"}, {"tp_size": 2}, {"input_size": 40}, {"output_size": 24},
-                   {"input_size": 32768}):  # fmt: skip
+    for change in ({"bias": "bias"}, {"input_size_per_partition": 40},
+                   {"output_size_per_partition": 24},
+                   {"input_size_per_partition": 32768}):  # fmt: skip
         assert not _is_fp8(monkeypatch, **change), change
 
 
 def test_quantized_inputs_and_scales_reach_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8_linear, "fp8_kernel_of", lambda linear: Kernel())
-    linear, numbers, scales = Linear(), torch.randn(3, 32), torch.rand(3, 1)
-    with set_current_vllm_config(VllmConfig()):
-        out = Fp8Linear(linear).multiply((numbers, scales), torch.float32)
-    torch.testing.assert_close(out, numbers * scales @ (linear.weight * 0.5))
+    monkeypatch.setattr(fused_linears, "tensor_model_parallel_all_reduce", lambda out: 3 * out)
+    numbers, scales = torch.randn(3, 32), torch.rand(3, 1)
+    for linear, ranks in ((Linear(), 1), (RowLinear(), 3), (RowLinear(tp_size=1), 1)):
+        with set_current_vllm_config(VllmConfig()):
+            out = Fp8Linear(linear).multiply((numbers, scales), torch.float32)
+        torch.testing.assert_close(out, ranks * numbers * scales @ (linear.weight * 0.5))
 
 
 @pytest.mark.gpu

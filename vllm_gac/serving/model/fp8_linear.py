@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 from vllm.platforms import current_platform
 
-from vllm_gac.serving.model.fused_linears import is_eager_cuda
+from vllm_gac.serving.model.fused_linears import is_eager_cuda, summed_over_ranks
 from vllm_gac.serving.vllm_internals import fp8_kernel_of
 
 Quantized = tuple[torch.Tensor, torch.Tensor]  # as kernels/fp8_rows.py returns it
@@ -44,7 +44,7 @@ class Fp8Linear(nn.Module):
             bias=None,
             output_shape=[numbers.shape[0], linear.weight.shape[1]],
         )
-        return out
+        return summed_over_ranks(out, linear)
 
 
 def normed(
@@ -57,17 +57,17 @@ def normed(
     return quantized, x if residual is None else residual
 
 
-def _is_plain_fp8(linear: nn.Module) -> bool:
-    """Whether `linear` only multiplies, on one GPU, by a kernel that takes scales by token."""
-    if not (isinstance(linear, LinearBase) and current_platform.is_cuda()):
+def _is_plain_fp8(linear: Any) -> bool:
+    """Whether `linear` only multiplies, by a kernel that takes scales by token."""
+    is_parallel = isinstance(linear, ColumnParallelLinear | RowParallelLinear)
+    if not (is_parallel and current_platform.is_cuda()):
         return False
     from vllm_gac.kernels.gpu_limits import is_hopper, takes_fp8_rows
 
     return (
         fp8_kernel_of(linear) is not None
         and linear.bias is None
-        and linear.tp_size == 1
-        and takes_fp8_rows(linear.input_size, linear.output_size)
+        and takes_fp8_rows(linear.input_size_per_partition, linear.output_size_per_partition)
         and get_current_vllm_config().lora_config is None
         and is_hopper(torch.device("cuda", torch.cuda.current_device()))
     )

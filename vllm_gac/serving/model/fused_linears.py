@@ -69,10 +69,7 @@ class FusedLinears(nn.Module):
         from vllm_gac.kernels.skinny_gemm.launch import linears
 
         out = linears(x, [linear.weight for linear in self.linears], tiling, self.counters)
-        last = self.linears[-1]
-        if isinstance(last, RowParallelLinear) and last.reduce_results and last.tp_size > 1:
-            out = tensor_model_parallel_all_reduce(out)
-        return out
+        return summed_over_ranks(out, self.linears[-1])
 
     def try_run_gated(self, x: torch.Tensor) -> torch.Tensor | None:
         """silu(gate) * up, [tokens, features]; None if one launch is not faster."""
@@ -126,6 +123,13 @@ def is_plain(linear: LinearBase) -> bool:
         and config.kernel_config.linear_backend == "auto"
         and config.lora_config is None
     )
+
+
+def summed_over_ranks(out: torch.Tensor, linear: LinearBase) -> torch.Tensor:
+    """`out` of `linear` on this rank, added to those of all ranks if it splits its input."""
+    if isinstance(linear, RowParallelLinear) and linear.reduce_results and linear.tp_size > 1:
+        return tensor_model_parallel_all_reduce(out)
+    return out
 
 
 def is_eager_cuda(x: torch.Tensor) -> bool:
