@@ -76,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("model", type=Path)
     verb.add_argument("texts", type=Path)
     verb.add_argument("--prompts", type=int, default=6000)
+    verb.add_argument(
+        "--more", type=int, metavar="N", help="only add N tokens that it asks and answers itself"
+    )
     _add_problems(verb)
     verb.set_defaults(run=_answers)
     verb = verbs.add_parser("measure", help="compress and measure rows")
@@ -166,9 +169,10 @@ def _texts(options: argparse.Namespace) -> None:
 
 
 def _answers(options: argparse.Namespace) -> None:
-    from benchmarks.real_models.answers import write_answers
+    from benchmarks.real_models.answers import write_answers, write_more
 
-    write_answers(options.model, options.texts, options.problems / PROBLEMS_FILE, options.prompts)
+    write, count = (write_more, options.more) if options.more else (write_answers, options.prompts)
+    write(options.model, options.texts, options.problems / PROBLEMS_FILE, count)
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -50,3 +50,29 @@ def write_answers(model: Path, texts: Path, problems: Path, count: int) -> None:
     (texts / "answers.json").write_text(json.dumps(about, indent=1) + "\n")
     for path in (asked, answered):
         path.unlink()
+
+
+def write_more(model: Path, texts: Path, problems: Path, tokens: int) -> None:
+    """Add answers to questions that the model asks itself to `texts`/answers-healing.jsonl.gz.
+
+    Those that share a run of words with HumanEval are left out. The file is replaced at once.
+
+    Args:
+        model: The dense model.
+        texts: Where the answers are.
+        problems: HumanEval.jsonl.gz.
+        tokens: About how many, of questions and answers.
+    """
+    answered, overlap = texts / "more.jsonl", Overlap(problems)
+    written = generate(model, answered, GenerateRequest(tokens=tokens))
+    kept = [
+        dict(row)
+        for _, row in rows(answered)
+        if not overlap.found_in("\n".join(message["content"] for message in row["messages"]))
+    ]
+    all_answers = texts / "answers-healing.jsonl.gz"
+    new = texts / "more.jsonl.gz"
+    write_records(new, [*read_records(all_answers), *kept])
+    new.replace(all_answers)
+    print(json.dumps(dataclasses.asdict(written) | {"kept": len(kept)}))
+    answered.unlink()

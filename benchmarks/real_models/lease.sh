@@ -11,7 +11,8 @@
 #   NEEDS: what must have come of .models; small_0 and small_1 are the parts of a second model.
 #   PARTS=0: no first model comes.
 #   COMPARISON, PART, STARTS, TRAFFIC: see headline_jobs.py.
-#   HEAL: seconds that the healing of a row may take. RATE: its learning rate.
+#   HEAL: seconds that the healing of a row may take. RATE: its learning rate. MORE: tokens that the
+#   model asks and answers itself before that.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE,
 #   and more options in CALIBRATE, INT4.
 set -euo pipefail
@@ -82,7 +83,7 @@ done
 if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
   for name in rows.jsonl jobs.jsonl speed.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
-  [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || tar -czf "$OUT/answers.tgz" -C "$TEXTS" . || true
+  [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || (cd "$TEXTS" && tar -czf "$OUT/answers.tgz" answers* texts.json) || true
   [ ! -e "$SMALL_RESULTS/rows.jsonl" ] || cp "$SMALL_RESULTS/rows.jsonl" "$OUT/rows_small.jsonl"
   if [ -e "$RESULTS/loadtest" ]; then # the runs so far, without what they were made of
     cp "$RESULTS"/loadtest/report.* "$OUT/" 2> /dev/null || true

@@ -34,17 +34,15 @@ _ROWS = ("KV .5", "all methods .9, KV .75", "all methods .8, KV .5", "KV .75")
 _GPUS, _SECONDS = int(os.environ.get("GPUS", "4")), float(os.environ.get("HEAL", "600"))
 _HEALED = _ROWS[: min(2, _GPUS)]
 # Made before anything is healed.
-_FIRST = _ROWS if _GPUS > 1 else _ROWS[:2]
+_FIRST = _ROWS[:2]
+# What the model asks and answers itself while a GPU is not needed.
+_MORE = "$R answers $MODEL $TEXTS --problems $PROBLEMS --more $MORE"
+_MORE_TOKENS = float(os.environ.get("MORE", "0"))
+_TOKENS_PER_SECOND = 20_000  # that it writes
 # Compressed and measured, to compare with the expected loss; and the same without a refit.
 _EXPECTED = ("MLP .9", "MLP .8")
 # Up to five models each. What they keep of a task is the question.
 _ASKED = ("asked .01", "asked .05")
-# Tests of what healing runs on a GPU, which wait for no model. SIGINT lets them say what failed.
-_TESTS = (
-    "cd $TREE && timeout -s INT 80 python3 -m pytest -q -p no:cacheprovider -m gpu "
-    "--basetemp $L/pytest tests/kernels/test_{divergence,rotate,linears}.py "
-    "tests/steps/heal/test_heal.py"
-)
 # Output tokens a second on a GPU that does nothing else.
 _SPEED = "$R speed $MODEL $RESULTS --commit $COMMIT --rows "
 _SPEED_ROWS = (OWN_ATTENTION, "KV .5", DENSE, "all methods .9, KV .75")  # if time is short
@@ -122,8 +120,15 @@ def before_all() -> list[dict[str, Any]]:
 
 def _heal(row: str) -> dict[str, Any]:
     """Alone: beside four other jobs it trains on 13,000 tokens a second instead of 27,000."""
-    needs = f"make-{directory_name(row)}"
-    return make(f"{row}{HEALED}", _SECONDS, needs) | {"alone": True}
+    needs = f"make-{directory_name(row)}", *(job["name"] for job in _more())
+    return make(f"{row}{HEALED}", _SECONDS, *needs) | {"alone": True}
+
+
+def _more() -> list[dict[str, Any]]:
+    if not _MORE_TOKENS:
+        return []
+    seconds = 60 + _MORE_TOKENS / _TOKENS_PER_SECOND
+    return [job("more", _MORE, seconds, "answers") | {"alone": True}]
 
 
 def _int4() -> list[dict[str, Any]]:
@@ -170,21 +175,21 @@ def _speed(name: str, rows: Sequence[str], expected: float) -> dict[str, Any]:
 
 def main() -> None:
     """Print them."""
+    *first, calibrate = before_all()
     jobs = [
-        job("gpu-tests", _TESTS, 80),
-        *before_all(),
+        *(*first, *_more(), calibrate),
         *(make(row, 130, "calibrate") for row in _FIRST),
-        job("small-model", _SMALL_MODEL, 30, gpu=False),
-        job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model"),
-        *(_heal(row) for row in _HEALED),
-        *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
         job("served-dense", _DENSE, 170, "calibrate"),
         *(make(row, 200, "calibrate") for row in _ASKED),
-        *(_served(row, 200) for row in _FIRST),
+        *(_served(row, 120) for row in _FIRST),
+        job("small-model", _SMALL_MODEL, 30, gpu=False),
+        *(_heal(row) for row in _HEALED),
+        *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
         *(_served(row, 120) for row in _ASKED),
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
         *(make(row, 130, "calibrate") for row in _ROWS if row not in _FIRST),
         *(_served(row, 120) for row in _ROWS if row not in _FIRST),
+        job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model"),
         *(
             job(f"small-{n}", f'{_SMALL_MEASURE} "{row}" "{row}{HEALED}"', 100, "small-answers")
             for n, row in enumerate(_SMALL_ROWS)

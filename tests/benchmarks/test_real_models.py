@@ -36,6 +36,7 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import GacError
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
+from vllm_gac.steps.generate.request import GenerateRequest
 from vllm_gac.steps.generate.rows import Written
 
 PROBLEM = {
@@ -252,6 +253,25 @@ def test_answers_go_to_the_split_of_their_prompt_without_problems(
             assert split[:4] in row["messages"][0]["content"]
 
 
+def test_what_a_model_asks_itself_is_healed_on_without_problems(
+    problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def conversation(question: str) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": question}]}
+
+    def generate(model: Path, out: Path, request: GenerateRequest) -> Written:
+        for question in (PROBLEM["prompt"], f"{request.tokens}?"):
+            append_line(out, conversation(question))
+        return Written()
+
+    monkeypatch.setattr(answers, "generate", generate)
+    path = tmp_path / "answers-healing.jsonl.gz"
+    texts.write_records(path, [conversation("Why?")])
+    answers.write_more(tmp_path, tmp_path, problems, 1000)
+    assert texts.read_records(path) == [conversation("Why?"), conversation("1000?")]
+    assert set(tmp_path.iterdir()) == {path, problems}
+
+
 def test_an_engine_is_compared_with_the_reference_token_by_token(tmp_path: Path) -> None:
     model, device = tmp_path / "model", "cpu"
     write(model, config())
@@ -343,10 +363,12 @@ def test_a_lease_has_all_that_its_jobs_need(
     gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(lease_jobs, "_GPUS", gpus)
+    monkeypatch.setattr(lease_jobs, "_MORE_TOKENS", 1e6)
     lease_jobs.main()
     jobs = {job["name"]: Job(**job) for job in json.loads(capsys.readouterr().out)}
     assert {need for job in jobs.values() for need in job.needs} <= set(jobs)
     assert jobs["make-kv--5--healed"].alone
+    assert "more" in jobs["make-kv--5--healed"].needs
     assert '"KV .5=$WORK/kv--5" "dense"' in jobs["speed"].command
 
 
