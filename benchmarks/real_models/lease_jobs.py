@@ -33,8 +33,6 @@ _DENSE = f'{_MEASURE} --rows "{DENSE}" --max-tokens 0 --precisions bf16 --sample
 _ROWS = ("KV .5", "all methods .9, KV .75", "all methods .8, KV .5", "KV .75")
 _GPUS, _SECONDS = int(os.environ.get("GPUS", "4")), float(os.environ.get("HEAL", "600"))
 _HEALED = _ROWS[: min(2, _GPUS)]
-# Made before anything is healed.
-_FIRST = _ROWS[:2]
 # What the model asks and answers itself while a GPU is not needed.
 _MORE = "$R answers $MODEL $TEXTS --problems $PROBLEMS --more $MORE"
 _MORE_TOKENS = float(os.environ.get("MORE", "0"))
@@ -178,17 +176,17 @@ def main() -> None:
     *first, calibrate = before_all()
     jobs = [
         *(*first, *_more(), calibrate),
-        *(make(row, 130, "calibrate") for row in _FIRST),
+        *(make(row, 130, "calibrate") for row in _HEALED),
         job("served-dense", _DENSE, 170, "calibrate"),
         *(make(row, 200, "calibrate") for row in _ASKED),
-        *(_served(row, 120) for row in _FIRST),
+        *(_served(row, 120) for row in _HEALED),
         job("small-model", _SMALL_MODEL, 30, gpu=False),
         *(_heal(row) for row in _HEALED),
         *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
         *(_served(row, 120) for row in _ASKED),
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
-        *(make(row, 130, "calibrate") for row in _ROWS if row not in _FIRST),
-        *(_served(row, 120) for row in _ROWS if row not in _FIRST),
+        *(make(row, 130, "calibrate") for row in _ROWS if row not in _HEALED),
+        *(_served(row, 120) for row in _ROWS if row not in _HEALED),
         job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model"),
         *(
             job(f"small-{n}", f'{_SMALL_MEASURE} "{row}" "{row}{HEALED}"', 100, "small-answers")
