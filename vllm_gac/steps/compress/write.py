@@ -23,8 +23,8 @@ from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.planning.plan_file import Plan, planned_layout
-from vllm_gac.steps.compress.packed import still_packed, with_packed
 from vllm_gac.steps.model_card import compressed_card
+from vllm_gac.steps.packed import still_packed, with_packed
 from vllm_gac.steps.rewritten import write_files
 from vllm_gac.version import version
 
