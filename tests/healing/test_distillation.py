@@ -11,7 +11,7 @@ from vllm_gac.compression.reference_model import Reference, logits, reference_of
 from vllm_gac.healing import distillation
 from vllm_gac.healing.distillation import Distillation, Model
 from vllm_gac.healing.processes import Processes
-from vllm_gac.healing.student import Student, Teacher, is_trained
+from vllm_gac.healing.student import Student, Teacher, may_change
 from vllm_gac.layout.dims import ModelLayout, layout_of
 
 
@@ -25,7 +25,7 @@ def pair(
     dense = layout_of(kept)
     weights = random_weights(dense.tensors().items(), seed=1)
     alone = Processes(torch.device("cpu"))
-    student = Student(model.layout, model.weights.__getitem__, alone, rank, 0.01)
+    student = Student(model.layout, model.weights.__getitem__, alone, rank, 0.01, may_change)
     return (
         Distillation(
             Model(_reference(model, model.layout), student),
@@ -88,7 +88,7 @@ def test_the_gradient_is_that_of_the_logits(rank: int | None, model: RandomModel
     assert any(gradient.abs().max() > 0 for gradient in gradients.values())
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-4, msg=name)
-    fixed = {n for n in model.layout.tensors() if not is_trained(n)}
+    fixed = {n for n in model.layout.tensors() if not may_change(n)}
     assert not any(read(name).requires_grad for name in fixed)
 
 

@@ -45,6 +45,17 @@ def test_whole_weights_if_there_is_room_else_adapters() -> None:
     assert chosen_rank("auto", 32, WHOLE, LORA, None) is None
 
 
+def test_gradients_and_moments_are_of_what_is_trained() -> None:
+    rest, names = LLAMA3_8B.parameters, [n for n in LLAMA3_8B.tensors() if "self_attn" in n]
+    attention = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096)
+    needed, lora = (
+        memory(LLAMA3_8B, LLAMA3_8B, (2, 2), 8192, rank, trained=names.__contains__)
+        for rank in (None, 32)
+    )
+    assert (needed.trained, needed.weights) == (16 * attention, 2 * (rest - attention))
+    assert (lora.trained, lora.weights) == (16 * 32 * 32 * (4 * 4096 + 2 * 5120), 2 * rest)
+
+
 def test_memory_that_does_not_fit_is_refused_with_its_parts() -> None:
     with pytest.raises(HealingError, match=r"111\.7 .* 75\.2 GB") as refused:
         chosen_rank("full", 32, WHOLE, LORA, 80 * GB)

@@ -5,7 +5,7 @@ import torch
 from tests.alignment.random_models import gac_config
 from tests.support.dense_models import random_weights
 from vllm_gac.healing.processes import Processes
-from vllm_gac.healing.student import Student
+from vllm_gac.healing.student import Student, may_change
 from vllm_gac.layout.dims import layout_of
 
 LAYER = {
@@ -24,7 +24,7 @@ def student(rank: int | None, dtype: torch.dtype = torch.bfloat16) -> tuple[Stud
         for name, tensor in random_weights(LAYOUT.tensors().items()).items()
     }
     processes = Processes(torch.device("cpu"))
-    return Student(LAYOUT, weights.__getitem__, processes, rank, 0.01), weights
+    return Student(LAYOUT, weights.__getitem__, processes, rank, 0.01, may_change), weights
 
 
 def test_before_training_every_tensor_is_what_was_read() -> None:

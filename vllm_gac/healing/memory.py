@@ -6,12 +6,12 @@ processes heal together, each GPU has its shard of all but embeddings and activa
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from vllm_gac.errors import HealingError
 from vllm_gac.healing.distillation import PIECE
-from vllm_gac.healing.student import is_trained
+from vllm_gac.healing.student import may_change
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 
 _TRAINED = 16
@@ -94,6 +94,7 @@ def memory(
     tokens: int,
     adapter_rank: int | None,
     processes: int = 1,
+    trained: Callable[[str], bool] = may_change,
 ) -> Memory:
     """The memory that healing needs.
 
@@ -102,20 +103,21 @@ def memory(
         teacher: The layout of the dense model.
         weight_bytes: Bytes of one stored weight of the student, and of the teacher.
         tokens: Tokens that run at once.
-        adapter_rank: The rank of adapters; None: all weights of the layers are trained.
+        adapter_rank: The rank of adapters; None: whole weights are trained.
         processes: How many GPUs share the layers.
+        trained: Whether a tensor is trained, of those that `may_change`.
     """
     shapes = student.tensors()
-    layers = sum(math.prod(s) for n, s in shapes.items() if is_trained(n))
-    outside = sum(math.prod(s) for n, s in shapes.items() if not is_trained(n))
-    trained = layers if adapter_rank is None else _adapter_numbers(shapes, adapter_rank)
-    fixed = 0 if adapter_rank is None else layers
+    layers = {name: shape for name, shape in shapes.items() if may_change(name)}
+    weights = {name: shape for name, shape in layers.items() if trained(name)}
+    outside = _numbers(shapes) - _numbers(layers)
+    fixed = _numbers(layers) - (_numbers(weights) if adapter_rank is None else 0)
     embeddings = (
         (1 if teacher.tie_word_embeddings else 2) * teacher.vocab_size * teacher.hidden_size
     )
     shared = (teacher.parameters - embeddings) // processes
     return Memory(
-        trained=_TRAINED * trained // processes,
+        trained=_TRAINED * _numbers(weights, adapter_rank) // processes,
         weights=weight_bytes[0] * (outside + fixed // processes),
         teacher=weight_bytes[1] * (embeddings + shared),
         activations=_activations(student, teacher, tokens, processes),
@@ -177,12 +179,13 @@ def chosen_rank(
     )
 
 
-def _adapter_numbers(shapes: Mapping[str, tuple[int, ...]], rank: int) -> int:
+def _numbers(shapes: Mapping[str, tuple[int, ...]], rank: int | None = None) -> int:
+    """The numbers of tensors, or of their adapters of a rank, which vectors do not have."""
     count = 0
-    for name, shape in shapes.items():
-        if is_trained(name) and len(shape) == 1:
-            count += shape[0]
-        elif is_trained(name):
+    for shape in shapes.values():
+        if rank is None or len(shape) == 1:
+            count += math.prod(shape)
+        else:
             *heads, rows, columns = shape
             count += math.prod(heads) * min(rank, rows, columns) * (rows + columns)
     return count

@@ -11,7 +11,7 @@ and each has an adapter of its own. peft is not used: it wraps the modules of a 
 reference model is a function of its tensors.
 
 Embeddings and unembeddings stay as they are, because compression leaves them alone; and so do RoPE
-tables.
+tables. Of a model that is quantized, only attention is trained that compression has unpacked.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -49,6 +49,7 @@ class Student:
         processes: Processes,
         adapter_rank: int | None,
         unit: float,
+        trained: Callable[[str], bool],
     ) -> None:
         """Read the tensors of a model.
 
@@ -56,8 +57,9 @@ class Student:
             layout: Its layout.
             read: Reads a tensor by its full name.
             processes: Those that heal together.
-            adapter_rank: The rank of the adapters; None trains all weights of the layers.
+            adapter_rank: The rank of the adapters; None trains whole weights.
             unit: The `rate_unit` of the dense model.
+            trained: Whether a tensor is trained, of those that `may_change`, by its full name.
         """
         self.layout, self._processes = layout, processes
         self.layers = [ShardedModule() for _ in layout.layers]
@@ -66,19 +68,20 @@ class Student:
         self._scales: dict[str, Tensor] = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._module_of: dict[str, ShardedModule] = {}
+        self._is_trained = trained
         self._adapter_rank, self._generator = adapter_rank, torch.Generator().manual_seed(_SEED)
         for index, module in enumerate(self.layers):
             scales = training_scales(layout, index, read, unit)
-            self._scales |= {name: scale.to(processes.device) for name, scale in scales.items()}
+            self._scales |= {n: s.to(processes.device) for n, s in scales.items() if trained(n)}
             dtypes = {
                 self._add(module, name, read(name))
                 for name, _ in layout.layer_tensors(index)
-                if is_trained(name)
+                if may_change(name)
             }
             # Whole weights are sent as they are stored, but adapters in fp32.
             processes.shard(module, *(dtypes if adapter_rank is None and len(dtypes) == 1 else ()))
         for name in layout.tensors():
-            if not is_trained(name):
+            if not may_change(name):
                 self._fixed[name] = read(name).to(processes.device)
             elif name not in self._module_of:
                 self._add(self.rest, name, read(name))
@@ -90,7 +93,9 @@ class Student:
         """Add a tensor to a module; returns its dtype."""
         device = self._processes.device
         self._module_of[name], self._dtypes[name] = module, stored.dtype
-        if self._adapter_rank is None or stored.ndim == 1:
+        if not self._is_trained(name):
+            module.add(name, stored.to(device), trained=False)
+        elif self._adapter_rank is None or stored.ndim == 1:
             scaled = self._scales.get(name, 1.0) * stored.to(device, torch.float32, copy=True)
             module.add(name, scaled, trained=True)
         else:
@@ -235,15 +240,15 @@ class Teacher:
         return self._rest[name] if name in self._rest else self._module_of[name].tensor(name)
 
 
-def is_trained(name: str) -> bool:
-    """Whether a tensor of the model may change."""
+def may_change(name: str) -> bool:
+    """Whether healing may change a tensor of the model."""
     layers = name.startswith("model.layers.") and not name.endswith(".rope_inv_freq")
     return layers or name == "model.norm.weight"
 
 
-def largest_adapter_rank(layout: ModelLayout) -> int:
+def largest_adapter_rank(layout: ModelLayout, trained: Callable[[str], bool]) -> int:
     """The highest rank that the adapter of any trained matrix can have."""
-    shapes = [s for name, s in layout.tensors().items() if is_trained(name) and len(s) > 1]
+    shapes = [s for name, s in layout.tensors().items() if trained(name) and len(s) > 1]
     return max(min(shape[-2:]) for shape in shapes)
 
 

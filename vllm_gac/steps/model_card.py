@@ -114,12 +114,12 @@ def healed_card(source: Checkpoint, teacher: Checkpoint, entry: Mapping[str, Any
     `entry` is what config.json says of the healing under "gac".
     """
     loss, divergence = entry["loss"], entry["divergence"]
-    what = f"adapters of rank {entry['lora_rank']}" if entry["lora_rank"] else "whole weights"
+    trained = trained_in_words(source, entry["lora_rank"])
     return _card(
         source,
         f"healed by vllm-gac {version()}",
         f"Trained on {entry['tokens']:,} tokens to predict what {in_markdown(entry['teacher'])} "
-        f"predicts ({what}, learning rate {entry['learning_rate']:g}).\n"
+        f"predicts ({trained}, learning rate {entry['learning_rate']:g}).\n"
         f"On {entry['held_out_tokens']:,} tokens of held-out text:",
         "| nats per token | teacher | before | healed |\n"
         "|---|---:|---:|---:|\n"
@@ -130,6 +130,12 @@ def healed_card(source: Checkpoint, teacher: Checkpoint, entry: Mapping[str, Any
         _layer_table(source.layout),
         "`gac` in `config.json` is what serving goes by.",
     )
+
+
+def trained_in_words(source: Checkpoint, adapter_rank: int | None) -> str:
+    """What healing trains of a model."""
+    what = "whole weights" if adapter_rank is None else f"adapters of rank {adapter_rank}"
+    return what if source.quantization is None else f"{what} of attention that is not packed"
 
 
 def _card(source: Checkpoint, what_was_done: str, *paragraphs: str, serve: str = _SERVE) -> str:

@@ -5,7 +5,7 @@ four are stored in the dtype of the embedding; vLLM needs one type for q, k and 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -21,32 +21,40 @@ _LINEARS = tuple(f"{_ATTENTION}{name}_proj" for name in "qkvo")
 
 def with_packed(
     checkpoint: Checkpoint,
-    layout: ModelLayout,
+    unpacked: Collection[str],
     read: TensorReader,
     index: int,
     made: Mapping[str, torch.Tensor],
 ) -> Mapping[str, torch.Tensor]:
-    """The tensors of compressed layer `index` as they are stored, by their names within the layer.
+    """The tensors of new layer `index` as they are stored, by their names within the layer.
 
     Args:
-        checkpoint: The dense model.
-        layout: What it becomes.
-        read: Reads the tensors of the dense model.
+        checkpoint: The model that it is made of.
+        unpacked: What `attention_of_changed` returns.
+        read: Reads the tensors of that model.
         index: The layer's number.
         made: Its tensors, none of them packed.
     """
     if checkpoint.quantization is None:
         return made
-    prefix, changes = f"model.layers.{index}.", index in _changed(checkpoint, layout)
-    stored = {}
-    for full_name, _ in layout.layer_tensors(index):
-        name = full_name.removeprefix(prefix)
-        if changes and name.startswith(_ATTENTION):
-            stored[name] = made[name]
+    prefix, stored = f"model.layers.{index}.", {}
+    for name, tensor in made.items():
+        if prefix + name in unpacked:
+            stored[name] = tensor
             continue
-        for part in checkpoint.stored(full_name):
+        for part in checkpoint.stored(prefix + name):
             stored[part.removeprefix(prefix)] = read.as_stored(part)
     return stored
+
+
+def attention_of_changed(dense: ModelLayout, layout: ModelLayout) -> set[str]:
+    """The tensors of attention, by their full names, in layers of `layout` with other dims."""
+    return {
+        name
+        for index in _changed(dense, layout)
+        for name, _ in layout.layer_tensors(index)
+        if f".{_ATTENTION}" in name
+    }
 
 
 def still_packed(
@@ -56,7 +64,7 @@ def still_packed(
 
     It says what these take, and what that buys.
     """
-    changed, before, after = _changed(checkpoint, layout), 0, 0
+    changed, before, after = _changed(checkpoint.layout, layout), 0, 0
     names = [f"model.layers.{index}.{name}" for index in changed for name in _LINEARS]
     unpacked = [name for name in names if f"{name}.weight" in checkpoint.packed]
     shapes = layout.tensors()
@@ -73,6 +81,6 @@ def still_packed(
     )
 
 
-def _changed(checkpoint: Checkpoint, layout: ModelLayout) -> list[int]:
-    pairs = zip(checkpoint.layout.layers, layout.layers, strict=True)
+def _changed(dense: ModelLayout, layout: ModelLayout) -> list[int]:
+    pairs = zip(dense.layers, layout.layers, strict=True)
     return [index for index, (before, after) in enumerate(pairs) if before != after]

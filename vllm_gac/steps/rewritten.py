@@ -34,7 +34,7 @@ def refuse_mixed(source: Checkpoint, step: str) -> None:
 
 
 def refuse_quantized(source: Checkpoint, step: str) -> None:
-    """Raise CheckpointError for packed weights, which only compress and export read.
+    """Raise CheckpointError for packed weights, which stay as they are.
 
     `step` is what the user wants to do, e.g. "repair".
     """

@@ -24,7 +24,7 @@ from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.steps.model_card import compressed_card
-from vllm_gac.steps.packed import still_packed, with_packed
+from vllm_gac.steps.packed import attention_of_changed, still_packed, with_packed
 from vllm_gac.steps.rewritten import write_files
 from vllm_gac.version import version
 
@@ -49,6 +49,7 @@ def write_compressed(
     change is copied as it is.
     """
     dense, layout = checkpoint.layout, planned_layout(checkpoint, plan)
+    unpacked = attention_of_changed(dense, layout)
     if stats:
         stats.check_target(layout)
         tokens = stats.tokens()
@@ -78,7 +79,7 @@ def write_compressed(
         write_layer_shards(
             directory,
             layout,
-            lambda index: with_packed(checkpoint, layout, read, index, make_layer(index)),
+            lambda index: with_packed(checkpoint, unpacked, read, index, make_layer(index)),
             read.as_stored,
             stored=checkpoint.stored,
             description="compress",

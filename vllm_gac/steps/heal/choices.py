@@ -1,13 +1,10 @@
 """What a healing chooses by itself: whole weights or adapters, its steps, and what a GPU holds."""
 
 import logging
-import math
 from dataclasses import dataclass, replace
 
 import torch
 
-from vllm_gac.checkpoint.dtypes import DTYPES
-from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import HealingError
 from vllm_gac.healing.memory import Memory, chosen_rank, kept_layers, memory, tokens_at_once
 from vllm_gac.healing.processes import Processes
@@ -80,12 +77,15 @@ def _adapter_rank(
 ) -> tuple[int | None, int]:
     """The rank of the adapters that are trained, None if whole weights are; and layers kept."""
     student, teacher, requested = inputs.student, inputs.teacher, request.lora_rank
-    max_rank = largest_adapter_rank(student.layout)
+    max_rank = largest_adapter_rank(student.layout, inputs.is_trained)
     rank = min(DEFAULT_ADAPTER_RANK, max_rank) if requested is None else requested
-    stored = _weight_bytes(student), _weight_bytes(teacher)
+    stored = student.unpacked_dtype.bytes, teacher.unpacked_dtype.bytes
 
     def needed(of: int | None) -> Memory:
-        return memory(student.layout, teacher.layout, stored, at_once, of, processes.count)
+        return memory(
+            *(student.layout, teacher.layout, stored, at_once, of, processes.count),
+            trained=inputs.is_trained,
+        )
 
     chosen = chosen_rank(request.train, rank, needed(None), needed(rank), free)
     kept = kept_layers(student.layout, needed(chosen), at_once, free)
@@ -112,10 +112,3 @@ def _adapter_rank(
             needed(None).described(),
         )
     return chosen, kept
-
-
-def _weight_bytes(checkpoint: Checkpoint) -> int:
-    """The bytes of one stored weight, as most of them have."""
-    infos = checkpoint.tensors.values()
-    stored = sum(math.prod(info.shape) * DTYPES[info.dtype].bytes for info in infos)
-    return round(stored / sum(math.prod(info.shape) for info in infos))

@@ -34,8 +34,9 @@ from vllm_gac.steps.calibrate.text import given_files
 from vllm_gac.steps.heal.choices import Choices, choices
 from vllm_gac.steps.heal.inputs import HealInputs
 from vllm_gac.steps.heal.request import HealRequest
-from vllm_gac.steps.model_card import healed_card
+from vllm_gac.steps.model_card import healed_card, trained_in_words
 from vllm_gac.steps.model_run import Output
+from vllm_gac.steps.packed import attention_of_changed, with_packed
 from vllm_gac.steps.rewritten import write_config_and_tokenizer
 from vllm_gac.version import version
 
@@ -174,7 +175,7 @@ def heal(
         healed = _healed(guard, steps.batch * inputs.length, request.lora_rank)
         rest = weights.stored_rest()
         if processes.is_first:
-            _write_shards(weights, rest, processes, run.model, show_progress)
+            _write_shards(inputs, weights, rest, processes, run.model, show_progress)
             entry = _entry(healed, inputs, request)
             card = healed_card(inputs.student, inputs.teacher, entry)
             write_config_and_tokenizer(
@@ -191,7 +192,10 @@ def _models(
     """The student beside its teacher, and the student's weights."""
     student, dense = inputs.student, inputs.teacher
     with student.reader() as read, dense.reader() as read_teacher:
-        weights = Student(student.layout, read, processes, chosen.request.lora_rank, inputs.unit)
+        weights = Student(
+            *(student.layout, read, processes),
+            *(chosen.request.lora_rank, inputs.unit, inputs.is_trained),
+        )
         fixed = Teacher(dense.layout, read_teacher, processes)
     processes.shard_rest(weights.rest, weights.layers, fixed.layers)
     target = str(processes.device)
@@ -225,8 +229,7 @@ def _is_bf16(student: Student) -> bool:
 def _announcement(
     steps: Schedule, inputs: HealInputs, request: HealRequest, device: str, processes: int
 ) -> str:
-    rank = request.lora_rank
-    what = "whole weights" if rank is None else f"adapters of rank {rank}"
+    what = trained_in_words(inputs.student, request.lora_rank)
     on = f"{_device_name(device)}, {processes} processes" if processes > 1 else _device_name(device)
     step = steps.batch * inputs.length
     return (
@@ -281,20 +284,31 @@ def _entry(healed: Healed, inputs: HealInputs, request: HealRequest) -> dict[str
 
 
 def _write_shards(
+    inputs: HealInputs,
     student: Student,
     rest: Mapping[str, torch.Tensor],
     processes: Processes,
     directory: Path,
     progress: bool,
 ) -> None:
-    """Write the shards on rank 0; the others are in `_give_layers`."""
+    """Write the shards on rank 0; the others are in `_give_layers`. What is packed is copied."""
+    source = inputs.student
+    unpacked = attention_of_changed(inputs.teacher.layout, student.layout)
 
-    def layer(index: int) -> dict[str, torch.Tensor]:
-        return student.stored_layer(processes.broadcast(index))
+    def layer(index: int) -> Mapping[str, torch.Tensor]:
+        made = student.stored_layer(processes.broadcast(index))
+        return with_packed(source, unpacked, read, index, made)
 
-    write_layer_shards(
-        directory, student.layout, layer, rest.__getitem__, description="write", progress=progress
-    )
+    with source.reader() as read:
+        write_layer_shards(
+            directory,
+            student.layout,
+            layer,
+            rest.__getitem__ if source.quantization is None else read.as_stored,
+            stored=source.stored,
+            description="write",
+            progress=progress,
+        )
     processes.broadcast(len(student.layers))
 
 

@@ -1,6 +1,6 @@
 """What a healing reads: the model, its teacher and the text; and all that is refused about them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from vllm_gac.compression.reference_model import refuse_unknown_tokens
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.healing.balance import rate_unit
+from vllm_gac.healing.student import may_change
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.steps.calibrate.text import sha256_of, text_files, warn_of_no_conversation
 from vllm_gac.steps.heal.request import HealRequest
 from vllm_gac.steps.model_run import refuse_broken
+from vllm_gac.steps.packed import attention_of_changed
 from vllm_gac.steps.rewritten import refuse_mixed, refuse_quantized
 from vllm_gac.texts.token_text import calibration_sequences
 from vllm_gac.texts.tokenizer import ModelTokenizer
@@ -40,6 +42,7 @@ class HealInputs:
         trained: Token ids [count, length] to train on.
         measured: Token ids [count, length] that are only measured.
         unit: The `rate_unit` of the teacher.
+        is_trained: Whether a tensor of the student is trained, by its name.
         record: What tells a run that goes on whether these are still the same.
     """
 
@@ -48,6 +51,7 @@ class HealInputs:
     trained: torch.Tensor
     measured: torch.Tensor
     unit: float
+    is_trained: Callable[[str], bool]
     record: dict[str, Any]
 
     @classmethod
@@ -62,6 +66,7 @@ class HealInputs:
         """Open all of them. Raises CheckpointError if one cannot be used."""
         student, dense = _student(directory), open_dense(teacher)
         _check_teacher(student, dense)
+        is_trained = _trained(student, dense)
         texts, held_out_texts = text_files(text, "heal on"), text_files(held_out, "measure")
         sums, held_out_sums = (
             [sha256_of(path) for path in paths] for paths in (texts, held_out_texts)
@@ -82,7 +87,7 @@ class HealInputs:
         }
         with dense.reader() as read:
             unit = rate_unit(dense.layout, read)
-        return cls(student, dense, trained, measured, unit, record)
+        return cls(student, dense, trained, measured, unit, is_trained, record)
 
     @property
     def length(self) -> int:
@@ -96,7 +101,6 @@ def _student(directory: Path) -> Checkpoint:
     refuse_broken(student)
     if format == "dense":
         raise CheckpointError(f"{directory}: is dense: nothing was lost that could be healed")
-    refuse_quantized(student, "heal")
     refuse_mixed(student, "heal")
     if student.layout.experts:
         raise CheckpointError(
@@ -153,6 +157,20 @@ def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
             f"{tokenizer}: numbers its tokens otherwise than {student.directory}; give the right "
             "--teacher"
         )
+
+
+def _trained(student: Checkpoint, teacher: Checkpoint) -> Callable[[str], bool]:
+    """What is trained: of a quantized model what compression has unpacked, so that all else stays.
+
+    The norm before it stays, too: what it could do, q, k and v do. Raises CheckpointError if
+    nothing was unpacked.
+    """
+    if student.quantization is None:
+        return may_change
+    names = {*filter(may_change, attention_of_changed(teacher.layout, student.layout))}
+    if not names or not names.isdisjoint(student.packed):
+        refuse_quantized(student, "heal")
+    return names.__contains__
 
 
 def _check_held_out(paths: Sequence[Path], sums: Sequence[str], trained: Sequence[str]) -> None:
