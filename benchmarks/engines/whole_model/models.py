@@ -47,6 +47,8 @@ BATCHES = (
     Batch(128, 2048, 256, runs=1),
     Batch(256, 2048, 128, runs=1),
 )
+# Of these, what is timed on two GPUs.
+PREFILL, DECODE = BATCHES[0], replace(BATCHES[3], runs=2)
 _NARROW = 11520  # the width of narrower MLPs
 # Head sizes of PaLU's Llama-3-8B at a ratio of 0.8, by table 7 of "When Smaller Is Slower".
 _PALU_SIZES = (114, 117, 121, 125)
@@ -118,6 +120,9 @@ def model(name: str) -> Model:
     if name == "planned-fp8":
         what = "the same, for 64 requests of 1,250 tokens in FP8 with an FP8 cache"
         return of(what, _planned(_HALF_CACHE_FP8))
+    if name == "planned-fp8-tp2":
+        what = "planned-fp8 for two GPUs"
+        return of(what, _planned(replace(_HALF_CACHE_FP8, tensor_parallel_size=2)))
     raise KeyError(name)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from benchmarks.common.json_lines import lines_of
 from benchmarks.common.result import RANDOM_WEIGHTS, Better, Cell, Chart, Result, on_machine
-from benchmarks.engines.whole_model.cells import CELLS
+from benchmarks.engines.whole_model.cells import CELLS, TWO_GPUS
 from benchmarks.engines.whole_model.models import BATCHES
 from benchmarks.engines.whole_model.serve import ROWS
+from benchmarks.engines.whole_model.two_gpus import result_of_two
 
 MODULE = "benchmarks.engines.whole_model"
 
@@ -33,6 +34,9 @@ def result_of(runs: Path) -> Result:
     }
     if not seconds:
         raise SystemExit(f"{runs / ROWS}: nothing is timed yet; run it first")
+    if any(cell.split and cell.name in starts for cell in TWO_GPUS):
+        about = facts | on_machine(next(iter(starts.values()))) | {"failed": _failures(rows)}
+        return result_of_two(rows, about | {"command": f"python -m {MODULE} run OUT --two-gpus"})
     served = [cell for cell in CELLS if cell.name in starts]
     columns = [f"{batch}, s" for batch in batches]
     table: list[tuple[Cell, ...]] = [

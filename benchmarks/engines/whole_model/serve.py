@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.engine_process import Engine, EngineError
-from benchmarks.common.engine_questions import batch_seconds, facts
+from benchmarks.common.engine_questions import batch_seconds, facts, kernel_shares
 from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_line
-from benchmarks.engines.whole_model.cells import Cell
+from benchmarks.engines.whole_model.cells import TP2, Cell
 from benchmarks.engines.whole_model.models import BATCHES, Batch, Model, model
 
 ROWS = "rows.jsonl"
@@ -16,13 +16,13 @@ ROWS = "rows.jsonl"
 _LONGEST = 300
 
 
-def serve_all(cells: Sequence[Cell], out: Path) -> None:
+def serve_all(cells: Sequence[Cell], out: Path, timed: Sequence[Batch] = BATCHES) -> None:
     """Serve what has no row in `out` yet. An engine that fails is a row, too, and stops nothing."""
     path = out / ROWS
     without_a_cut_line(path)
     for cell in cells:
         done = [row.get("batch") for row in lines_of(path) if row["cell"] == cell.name]
-        batches = [batch for batch in BATCHES if batch.name not in done]
+        batches = [batch for batch in timed if batch.name not in done]
         if not batches:
             continue
         append = functools.partial(_append, path, cell.name)
@@ -39,7 +39,7 @@ def _serve(
     out: Path,
     append: Callable[..., None],
 ) -> None:
-    """Start the engine, then time each batch."""
+    """Start the engine, time each batch, and on two GPUs that share tensors list kernels."""
     directory = out / "models" / cell.model
     model.write(directory)
     log = cell.name.replace(" ", "-").replace("+", "-")
@@ -62,14 +62,19 @@ def _serve(
                 batch=batch.name,
                 **{key: [round(run[key], 4) for run in runs] for key in runs[0]},
             )
+        for batch in batches if cell.split == TP2 else ():
+            append(profiled=batch.name, **ask(kernel_shares, **_size(batch), seed="profiled"))
     finally:
         engine.close()
 
 
 def _times(ask: Callable[..., Any], batch: Batch, seed: int) -> dict[str, float]:
-    size = {"prompts": batch.prompts, "length": batch.length, "output": batch.output}
-    times: dict[str, float] = ask(batch_seconds, **size, seed=seed)
+    times: dict[str, float] = ask(batch_seconds, **_size(batch), seed=seed)
     return times
+
+
+def _size(batch: Batch) -> dict[str, int]:
+    return {"prompts": batch.prompts, "length": batch.length, "output": batch.output}
 
 
 def _arguments(cell: Cell, model: Model, directory: Path) -> dict[str, Any]:
