@@ -338,6 +338,27 @@ def test_mixed_step_is_between_decode_and_prefill(decode: float, prefill: float)
     assert min(phases) < layer_microseconds(DENSE, LAYER, Deployment(H200, mix)) < max(phases)
 
 
+@pytest.mark.parametrize("mix", [DECODE, PREFILL])
+def test_each_of_two_gpus_takes_the_time_of_its_part(mix: BatchMix) -> None:
+    one, two = Deployment(H200, mix), Deployment(H200, mix, tensor_parallel_size=2)
+    half = replace(DENSE, num_attention_heads=16, num_key_value_heads=4)
+
+    def part(of: LayerLayout, key_heads: int, value_heads: int) -> LayerLayout:
+        key, value = replace(of.key, heads=key_heads), replace(of.value, heads=value_heads)
+        return replace(of, query_heads=16, key=key, value=value, intermediate_size=7168)
+
+    latent, low = heads("latent", 8, 64, 4, 128), low_rank(gate=1024, up=1024, down=1024)
+    for whole, share in (
+        (LAYER, part(LAYER, 4, 4)),
+        (latent, part(latent, 4, 2)),
+        (low, part(low, 4, 4)),  # one factor of each is whole
+        (heads("latent", 4, 64, 1, 128), part(heads("latent", 2, 64, 1, 128), 2, 1)),  # repeated
+    ):
+        time = layer_microseconds(DENSE, whole, two)
+        assert time == layer_microseconds(half, share, one)
+        assert 0.4 < time / layer_microseconds(DENSE, whole, one) < 0.95
+
+
 # ---- refusals --------------------------------------------------------------------------------
 
 

@@ -275,6 +275,20 @@ def test_a_deployment_to_plan_for_without_a_budget_is_only_told(models: Models) 
     assert told.layers == plain.layers
 
 
+def test_each_of_several_gpus_is_predicted_its_part(models: Models) -> None:
+    big, request = models["big"], PlanRequest(kv_ratio=0.5, gpu="h200")
+    one, two = (
+        best_plan(big, made_up_losses(big.layout), replace(request, tensor_parallel_size=tp))
+        for tp in (1, 2)
+    )
+    assert one.nanoseconds is not None
+    assert two.nanoseconds is not None
+    for time in ("dense", "used"):
+        assert 0.4 < getattr(two.nanoseconds, time) / getattr(one.nanoseconds, time) < 0.95
+    assert two.notes["deployment"] == f"2 x {one.notes['deployment']}"
+    assert "all-reduce" in str(two.notes)
+
+
 FP8 = {"quantization": "fp8_per_tensor", "kv_cache_dtype": "fp8"}
 LIGHT = {"decode_batch": 1, "decode_context": 128, "prefill_tokens": 16}
 HEAVY = {"decode_batch": 64, "decode_context": 1250}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.rounding import round_up
+from vllm_gac.layout.rounding import ceil_div, round_up
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +64,24 @@ def repeated_heads(layout: ModelLayout, tp: int) -> ModelLayout:
     """
     heads = [(max(x.key.heads, tp), max(x.value.heads, tp)) for x in layout.layers]
     return _with_heads(layout, max(layout.num_key_value_heads, tp), heads)
+
+
+def of_one_gpu(layout: ModelLayout, layer: LayerLayout, tp: int) -> tuple[ModelLayout, LayerLayout]:
+    """`layer` as each of `tp` GPUs computes it, and the model that it then belongs to.
+
+    A width that GPUs cannot share is padded. The layers of that model are as they were.
+    """
+    if tp == 1:
+        return layout, layer
+    share = replace(
+        layer,
+        query_heads=layer.query_heads // tp,
+        key=replace(layer.key, heads=ceil_div(layer.key.heads, tp)),
+        value=replace(layer.value, heads=ceil_div(layer.value.heads, tp)),
+        intermediate_size=ceil_div(layer.intermediate_size, tp),
+    )
+    heads = layout.num_attention_heads // tp, ceil_div(layout.num_key_value_heads, tp)
+    return replace(layout, num_attention_heads=heads[0], num_key_value_heads=heads[1]), share
 
 
 def with_heads_of(layout: ModelLayout, stored: ModelLayout) -> ModelLayout:

@@ -165,7 +165,7 @@ class PlanRequest:
         default=1,
         metadata=option(
             "--tp --tensor-parallel-size -tp",
-            "align widths for N tensor-parallel GPUs; default: 1",
+            "align widths, and predict times, for N tensor-parallel GPUs; default: 1",
             kind="count",
         ),
     )
@@ -284,7 +284,8 @@ class PlanRequest:
         mix = {name: size for name in _BATCH_MIX if (size := getattr(self, name)) is not None}
         if self.gpu is None and not mix and self.max_loss is None and not self.limits_time:
             return None
-        return Deployment(read_profile(self.gpu or DEFAULT_GPU), BatchMix(**mix), self.types)
+        profile = read_profile(self.gpu or DEFAULT_GPU)
+        return Deployment(profile, BatchMix(**mix), self.types, self.tensor_parallel_size)
 
     @property
     def types(self) -> Types:
@@ -334,6 +335,8 @@ class PlanRequest:
     def about_times(self, profile: GpuProfile) -> list[str]:
         """What is to be known about times that `profile` predicts for this request."""
         notes = [] if (lacking := lacks_fused_times(profile, self.types)) is None else [lacking]
+        if self.tensor_parallel_size > 1:
+            notes.append("what GPUs take to add up their parts (all-reduce) is not predicted")
         if self.quantization is not None and self.types.weights == "bf16":
             notes.append(
                 f"linears in {self.quantization} are predicted as 16-bit ones: profiles have times "

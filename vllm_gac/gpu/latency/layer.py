@@ -19,6 +19,7 @@ from vllm_gac.gpu.latency.prefill import prefill_microseconds
 from vllm_gac.gpu.profile import FUSED_PART, NAMES, GpuProfile, Types
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.tensor_parallel import of_one_gpu
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
@@ -88,18 +89,23 @@ DENSE_WITH_GAC = ServedBy(STOCK, GAC)
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A GPU, the batches of its steps, and the types of weights and cache."""
+    """A GPU, the batches of its steps, the types of weights and cache, and how many GPUs share.
+
+    Each GPU's part of a layer is predicted, without the sums over GPUs (all-reduce) that follow.
+    """
 
     profile: GpuProfile
     mix: BatchMix
     types: Types = _16_BIT
+    tensor_parallel_size: int = 1
 
     def __str__(self) -> str:
-        """For a sentence: the GPU, the types if they are not of 16 bits, and the steps."""
+        """For a sentence: the GPUs, the types if they are not of 16 bits, and the steps."""
         types = {"weights": self.types.weights, "cache": self.types.cache}
         named = (f", {what} in {NAMES[dtype]}" for what, dtype in types.items() if dtype != "bf16")
+        gpus = f"{self.tensor_parallel_size} x ".removeprefix("1 x ") + self.profile.gpu
         return (
-            f"{self.profile.gpu}{''.join(named)}, with {self.mix.decode_batch:,} sequences of "
+            f"{gpus}{''.join(named)}, with {self.mix.decode_batch:,} sequences of "
             f"{self.mix.decode_context:,} tokens in a step of decoding and "
             f"{self.mix.prefill_tokens:,} tokens in one of prefill"
         )
@@ -152,6 +158,7 @@ def attention_microseconds(
 ) -> float:
     """Microseconds of a layer's norm, q, k, v and o projections, RoPE and attention kernel."""
     mix, profile, types = deployment.mix, deployment.profile, deployment.types
+    dense, layer = of_one_gpu(dense, layer, deployment.tensor_parallel_size)
     kernels = _Kernels(dense, layer, profile, types, served)
     backend = served.attention or measured_backend(
         CacheGeometry.of(dense, layer), profile, types.cache
@@ -185,6 +192,7 @@ def mlp_microseconds(
 ) -> float:
     """Microseconds of a layer's norm, gate, up and down projections and SiLU."""
     mix = deployment.mix
+    dense, layer = of_one_gpu(dense, layer, deployment.tensor_parallel_size)
     kernels = _Kernels(dense, layer, deployment.profile, deployment.types, served)
 
     def step(tokens: int, is_prefill: bool) -> float:
