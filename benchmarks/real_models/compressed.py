@@ -60,7 +60,7 @@ class Making:
             rate = [] if self.heal_rate is None else ["--learning-rate", f"{self.heal_rate}"]
             self._run(
                 healed,
-                *("heal", f"{out}", "--teacher", f"{self.model}", "--out", f"{healed}"),
+                *("heal", f"{out}", "--teacher", f"{self._dense(row)}", "--out", f"{healed}"),
                 *("--text", *texts, *rate, *self._how),
             )
         return healed

@@ -55,6 +55,7 @@ _CALIBRATE_INT4 = (
     "--out $WORK/w4a16.safetensors --device $DEVICE $CALIBRATE"
 )
 _INT4_ROWS = (INT4, f"{INT4}, KV .5", f"{INT4}, KV .75")
+_INT4_HEALED = [f"{row}{HEALED}" for row in _INT4_ROWS[1:]]
 # The small model on its own answers. It comes in two parts.
 _SMALL_MODEL = (
     "mkdir -p $L/small && ln -sfn $X/small_0 $L/small/0 && ln -sfn $X/small_1 $L/small/1 && "
@@ -141,7 +142,7 @@ def _int4() -> list[dict[str, Any]]:
 
 def _served(row: str, expected: float) -> dict[str, Any]:
     precisions = "$PRECISIONS"
-    if row in _INT4_ROWS:  # weights that are quantized stay as they are
+    if row.startswith(INT4):  # weights that are quantized stay as they are
         precisions = '${PRECISIONS:+"${PRECISIONS/#fp8/fp8 cache}"}'
     if row == INT4:  # an FP8 cache of whole keys loses much of the 1.5B
         precisions = f"bf16 {precisions}"
@@ -196,7 +197,9 @@ def main() -> None:
         *(make(row, 80, "calibrate") for row in _EXPECTED),
         *(_texts(row, 80) for row in _ROWS),
         *_int4(),
-        *(_texts(row, 80) for row in _INT4_ROWS),
+        *(_heal(row) for row in _INT4_ROWS[1:]),
+        *(_served(row, 120) for row in _INT4_HEALED),
+        *(_texts(row, 80) for row in (*_INT4_ROWS, *_INT4_HEALED)),
         _speed("speed-w4a16", _INT4_ROWS, 190),
     ]
     print(json.dumps(jobs, indent=1))

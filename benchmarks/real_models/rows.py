@@ -1,7 +1,7 @@
 """The rows of the table: how a model is compressed, by name, and how a name is read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 
 from vllm_gac.errors import GacError
@@ -63,15 +63,15 @@ _COMPRESSED = {
     ),
 }
 
+_INT4 = {f"{INT4}, {name}": replace(_COMPRESSED[name], int4=True) for name in ("KV .75", "KV .5")}
+
 ROWS = {
     DENSE: Row(None),
     OWN_ATTENTION: Row(None),
     **_COMPRESSED,
     INT4: Row(None, int4=True),
-    **{
-        f"{INT4}, {name}": Row(_COMPRESSED[name].options, int4=True) for name in ("KV .75", "KV .5")
-    },
-    **{f"{name}{HEALED}": Row(row.options, healed=True) for name, row in _COMPRESSED.items()},
+    **_INT4,
+    **{f"{name}{HEALED}": replace(row, healed=True) for name, row in (_COMPRESSED | _INT4).items()},
 }
 
 

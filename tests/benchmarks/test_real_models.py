@@ -192,7 +192,9 @@ def test_a_row_that_cannot_be_made_says_why(tmp_path: Path) -> None:
         making.make("KV .5")
 
 
-def test_rows_of_int4_weights_are_made_of_the_packed_model(tmp_path: Path) -> None:
+def test_rows_of_int4_weights_are_made_of_the_packed_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dense, packed = tmp_path / "model", tmp_path / "w4a16"
     write(dense, config(hidden_size=64, head_dim=32), torch.bfloat16)
     making = Making(dense, tmp_path / "none", tmp_path, [], 0, "cpu", seconds=300)
@@ -210,6 +212,10 @@ def test_rows_of_int4_weights_are_made_of_the_packed_model(tmp_path: Path) -> No
     assert about["kv"] <= 0.5
     assert about["expected_loss"] > 0
     assert open_checkpoint(half).raw_config["quantization_config"]["quant_method"]
+    ran: list[str] = []
+    monkeypatch.setattr(Making, "_run", lambda making, out, *arguments: ran.extend(arguments))
+    making.make("W4A16, KV .5, healed")
+    assert ran[:4] == ["heal", f"{half}", "--teacher", f"{packed}"]
 
 
 def test_llm_compressor_makes_int4_weights(tmp_path: Path) -> None:
@@ -369,6 +375,8 @@ def test_a_lease_has_all_that_its_jobs_need(
     assert {need for job in jobs.values() for need in job.needs} <= set(jobs)
     assert jobs["make-kv--5--healed"].alone
     assert "more" in jobs["make-kv--5--healed"].needs
+    assert "make-w4a16--kv--5" in jobs["make-w4a16--kv--5--healed"].needs
+    assert '"${PRECISIONS/#fp8/fp8 cache}"' in jobs["served-w4a16--kv--5--healed"].command
     assert '"KV .5=$WORK/kv--5" "dense"' in jobs["speed"].command
 
 
