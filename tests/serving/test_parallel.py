@@ -57,7 +57,7 @@ def test_pipeline_parallel_matches_one_process(model: Path, alone: Answers) -> N
     answers, room = served_by_ranks(model, pipeline_parallel_size=2)
     assert_same(answers, alone)
     layout = padded_layout(open_checkpoint(model).layout, "minimal")
-    stages = [layout.layers[:7], layout.layers[7:]]
+    stages = [layout.layers[:5], layout.layers[5:]]  # of as many bytes; vLLM takes 7 and 7
     rooms = [_room(replace(layout, layers=layers)) for layers in stages]
     assert rooms[0] != rooms[1]
     assert room == pytest.approx(min(rooms), rel=0.01)

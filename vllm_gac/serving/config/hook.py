@@ -17,6 +17,7 @@ from vllm_gac.serving.config.engine_options import (
 )
 from vllm_gac.serving.config.kv_transfer import check_kv_transfer
 from vllm_gac.serving.config.overrides import resolve_overrides
+from vllm_gac.serving.config.pipeline_stages import choose_stages
 from vllm_gac.serving.config.served_layout import align_config, resolve_cache_dtype, shard_config
 from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.loading.preflight import preflight
@@ -63,6 +64,7 @@ class GacConfigHook:
         _preflight(Path(model_config.model), config, load_config)
         align_config(vllm_config)
         shard_config(vllm_config)
+        choose_stages(vllm_config)
         layout = config.served
         check_kv_transfer(vllm_config, layout)
         check_engine_options(vllm_config)
