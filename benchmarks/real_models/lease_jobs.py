@@ -144,7 +144,7 @@ def _served(row: str, expected: float) -> dict[str, Any]:
     precisions = "$PRECISIONS"
     if row.startswith(INT4):  # weights that are quantized stay as they are
         precisions = '${PRECISIONS:+"${PRECISIONS/#fp8/fp8 cache}"}'
-    if row == INT4:  # an FP8 cache of whole keys loses much of the 1.5B
+    if row in (INT4, _ROWS[0]):  # what its FP8 cache loses
         precisions = f"bf16 {precisions}"
     command = (
         f'{_MEASURE} --rows "{row}" --max-tokens 0 --precisions {precisions} --samples $SAMPLES'
