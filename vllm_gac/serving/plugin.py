@@ -45,7 +45,9 @@ def register() -> None:
         logger.warning(
             "vllm-gac registers nothing: it serves gac models with %s, and vLLM %s is installed. "
             "Install one of these, or a release of vllm-gac for vLLM %s",
-            *(REQUIREMENT, version, version),
+            REQUIREMENT,
+            version,
+            version,
         )
         return
     for module, step in (

@@ -83,8 +83,13 @@ def _adapter_rank(
 
     def needed(of: int | None) -> Memory:
         return memory(
-            *(student.layout, teacher.layout, stored, at_once, of, processes.count),
-            trained=inputs.is_trained,
+            student.layout,
+            teacher.layout,
+            stored,
+            at_once,
+            of,
+            processes.count,
+            inputs.is_trained,
         )
 
     chosen = chosen_rank(request.train, rank, needed(None), needed(rank), free)

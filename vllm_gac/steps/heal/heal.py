@@ -193,8 +193,12 @@ def _models(
     student, dense = inputs.student, inputs.teacher
     with student.reader() as read, dense.reader() as read_teacher:
         weights = Student(
-            *(student.layout, read, processes),
-            *(chosen.request.lora_rank, inputs.unit, inputs.is_trained),
+            student.layout,
+            read,
+            processes,
+            chosen.request.lora_rank,
+            inputs.unit,
+            inputs.is_trained,
         )
         fixed = Teacher(dense.layout, read_teacher, processes)
     processes.shard_rest(weights.rest, weights.layers, fixed.layers)
