@@ -1,6 +1,13 @@
-"""Two servers whose true ratio is known, drawn by numpy: starts differ, and stalls are rare."""
+"""Two servers whose true ratio is known, drawn by numpy: starts differ, and stalls are rare.
 
+    python -m tests.loadtest.drawn_samples [EXPERIMENTS]
+
+prints how many intervals hold the truth, and how many tell the servers apart.
+"""
+
+import sys
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -58,3 +65,18 @@ def shares(
         ratios.append(ratio(*both, percent, (units, units), paired=True, by_start=starts > 1))
     held = sum(e.low <= true <= e.high for e in ratios)
     return held, sum(e.low > 1 or e.high < 1 for e in ratios)
+
+
+def table(experiments: int) -> str:
+    """What `shares` finds, in percent, as Markdown."""
+    lines = ["| stalls a start | starts | percentile | as fast | hold | tell apart |"]
+    lines += ["| --- " * 6 + "|"]
+    for stalls, starts, percent, true in product((0, 0.2, 0.7), (2, 3), (50, 99), (1, 1.03, 1.2)):
+        found = shares(starts, percent, true, stalls, 0.01, experiments)
+        said = " | ".join(f"{count / experiments:.1%}" for count in found)
+        lines.append(f"| {stalls} | {starts} | p{percent} | {true} | {said} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table(int(sys.argv[1]) if len(sys.argv) > 1 else 400))
