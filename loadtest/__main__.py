@@ -71,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
         help="only this traffic of the file; may be given more than once",
     )
     ab.add_argument(
+        "--start",
+        metavar="NAME",
+        help="names the start of servers that run elsewhere, if their metrics do not tell it",
+    )
+    ab.add_argument(
         "--side-by-side",
         action="store_true",
         help="all servers of a repeat at the same time, each on GPUs of its own",
@@ -178,7 +183,10 @@ def _ab(options: argparse.Namespace) -> None:
     if options.part < 1:
         raise LoadTestError(f"--part {options.part}: parts count from 1")
     comparison = load_comparison(
-        options.comparison, repeats=options.repeats, side_by_side=options.side_by_side or None
+        options.comparison,
+        repeats=options.repeats,
+        side_by_side=options.side_by_side or None,
+        start=options.start,
     )
     if options.traffic is not None:
         there = {traffic.name: traffic for traffic in comparison.traffic}

@@ -128,6 +128,7 @@ class Comparison(Strict):
 
     `warmup` seconds of traffic go to each server when it has started, and do not count.
     `side_by_side` lets all servers of a repeat run at the same time, each on GPUs of its own.
+    `start` names the start of servers that run elsewhere, where their metrics do not tell it.
     """
 
     title: str
@@ -136,6 +137,7 @@ class Comparison(Strict):
     baseline: str
     repeats: Annotated[int, Field(strict=True, ge=1, le=100)] = 3
     side_by_side: bool = False
+    start: str = ""
     warmup: Seconds = 10.0
     processes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
     port: Annotated[int, Field(strict=True, ge=1024, le=65000)] = 8100

@@ -17,10 +17,10 @@ from loadtest.ab.comparison_file import Comparison
 from loadtest.errors import LoadTestError
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 
-# What may differ: how often, on which port, what the report says, and a key that was renewed.
-_MAY_DIFFER: dict[str, Any] = dict.fromkeys(("title", "repeats", "port", "patience"), True) | {
-    "servers": {"__all__": {"headers", "key_file"}}
-}
+# What may differ: how often, which start, on which port, what the report says, and a renewed key.
+_MAY_DIFFER: dict[str, Any] = dict.fromkeys(
+    ("title", "repeats", "start", "port", "patience"), True
+) | {"servers": {"__all__": {"headers", "key_file"}}}
 
 
 class Turns:

@@ -182,6 +182,9 @@ def test_a_start_is_told_by_its_beginning_or_by_the_servers_metrics(tmp_path: Pa
     with scripted(metrics) as url:
         there = Server(label="there", model="m", url=url)
         assert name(there, 1.0) == f"{url} since 1700000000"
+    # Nobody answers there now.
+    comparison = load_comparison(written(tmp_path), start="2")
+    assert name(there, 1.0) == f"{url} 2"
     # Also one that is measured again later is one start.
     assert name(started, 1.0) == name(started, 1.0) != name(started, 2.0)
 
