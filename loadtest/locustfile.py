@@ -22,7 +22,7 @@ import psutil
 from locust import User, events, task
 from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
-from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
+from locust.runners import MasterRunner, WorkerRunner
 
 from loadtest.client.client import check_bodies
 from loadtest.client.command import FAILED, HEADERS, INVALID
@@ -120,8 +120,8 @@ def _when_all_have(runner: MasterRunner) -> Callable[..., None]:
     def one_has(environment: Environment, msg: Any, **_: Any) -> None:
         finished.add(msg.node_id)
         if len(finished) == environment.parsed_options.expect_workers:
-            # Quit after the last numbers for locust's own tables have come.
-            gevent.spawn_later(WORKER_REPORT_INTERVAL + 1, runner.quit)
+            # In a greenlet of its own, because it ends the one that calls this.
+            gevent.spawn(runner.quit)
 
     return one_has
 
