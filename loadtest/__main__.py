@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     ab.add_argument(
         "--side-by-side",
         action="store_true",
-        help="all servers of a repeat at the same time, each on GPUs of its own",
+        help="servers of a repeat at the same time, each on GPUs of its own, as far as there are",
     )
     ab.add_argument("--dry-run", action="store_true", help="only say what would run, and how long")
     _add_fail_on(ab)

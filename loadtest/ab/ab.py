@@ -1,21 +1,19 @@
 """A/B runs: several servers take turns under the same schedules, in the order ABC BCA CAB ...
 
 Conditions drift: clocks, temperature, other users of the machine. So each server is first, second
-and third equally often. Side by side, the turns of a repeat are at the same time, each on GPUs of
-its own, and the order says who has which. Each repeat has schedules of its own, which all servers
-get. Each turn starts a fresh server, warms it up, lets it climb one staircase of rates for each
-kind of traffic, and stops it, however the measurement ends. Ctrl-C writes the report of what there
-is.
+and third equally often. Side by side, the turns of a repeat are at the same time, as far as there
+are GPUs, each on its own, and the order says who has which. Each repeat has schedules of its own,
+which all servers get. Each turn starts a fresh server, warms it up, lets it climb one staircase of
+rates for each kind of traffic, and stops it, however the measurement ends. Ctrl-C writes the report
+of what there is.
 """
 
 import contextlib
-import os
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +21,7 @@ from typing import Any
 from loadtest.ab.comparison_file import Comparison, Traffic
 from loadtest.ab.measure import Staircase, Turn, climb, up
 from loadtest.ab.progress import Progress
+from loadtest.ab.rounds import rounds
 from loadtest.ab.server import Running
 from loadtest.ab.staircase import Step, write_staircase
 from loadtest.ab.turns import Turns
@@ -80,7 +79,11 @@ def _measure(
     for repeat in range(1, comparison.repeats + 1):
         number = _number(part, repeat)
         staircases = _staircases(comparison, number, out, seed)
-        for together in _rounds(comparison, part + repeat - 2, number, out):
+        for servers in rounds(comparison, part + repeat - 2):
+            together = [
+                Turn(comparison, server, number, out, place, gpus)
+                for place, (server, gpus) in enumerate(servers)
+            ]
             waiting = [turn for turn in together if turns.done(turn.name) is None]
             progress.begin([turn.name for turn in together], [turn.name for turn in waiting])
             _at_once(
@@ -103,44 +106,6 @@ def _take(
         for traffic in turn.comparison.traffic:
             mine += _search(turn, running, traffic, [*known, *mine])
     turns.end(turn.name, mine)
-
-
-def _rounds(comparison: Comparison, shift: int, number: str, out: Path) -> list[list[Turn]]:
-    """The turns of a repeat, in the order in which servers begin; those of a list are at once.
-
-    Args:
-        comparison: What to run.
-        shift: Who begins.
-        number: Of the repeat.
-        out: The directory of the comparison.
-
-    Raises LoadTestError if there are too few GPUs for servers side by side, or one names its own.
-    """
-    first = shift % len(comparison.servers)
-    servers = [*comparison.servers[first:], *comparison.servers[:first]]
-    turns = [Turn(comparison, server, number, out) for server in servers]
-    if not comparison.side_by_side:
-        return [[turn] for turn in turns]
-    wanted = [0 if server.url else server.gpus for server in servers]
-    if named := [s.label for s in servers if "CUDA_VISIBLE_DEVICES" in s.environment]:
-        raise LoadTestError(
-            f"{named[0]}: its environment has CUDA_VISIBLE_DEVICES, which servers side by side are "
-            "given in turn; leave it out"
-        )
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else [f"{number}" for number in range(sum(wanted))]
-    if len(gpus) < sum(wanted):
-        raise LoadTestError(
-            f"CUDA_VISIBLE_DEVICES={visible}: expected {sum(wanted)} GPUs, one or more for each "
-            "server side by side; name more, or let the servers take turns"
-        )
-    ends = accumulate(wanted)
-    return [
-        [
-            replace(turn, place=place, gpus=",".join(gpus[end - count : end]) if count else None)
-            for place, (turn, count, end) in enumerate(zip(turns, wanted, ends, strict=True))
-        ]
-    ]
 
 
 def _at_once(what: Sequence[Callable[[], None]]) -> None:

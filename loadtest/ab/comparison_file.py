@@ -127,7 +127,7 @@ class Comparison(Strict):
     """An A/B file.
 
     `warmup` seconds of traffic go to each server when it has started, and do not count.
-    `side_by_side` lets all servers of a repeat run at the same time, each on GPUs of its own.
+    `side_by_side` lets servers of a repeat run at the same time, each on GPUs of its own.
     `start` names the start of servers that run elsewhere, where their metrics do not tell it.
     """
 
@@ -143,11 +143,6 @@ class Comparison(Strict):
     port: Annotated[int, Field(strict=True, ge=1024, le=65000)] = 8100
     patience: Seconds = 900.0
     drain: Seconds = 120.0
-
-    @property
-    def rounds(self) -> int:
-        """How many turns there are one after another."""
-        return self.repeats * (1 if self.side_by_side else len(self.servers))
 
 
 def target_of(server: Server, base_url: str) -> Target:

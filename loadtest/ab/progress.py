@@ -4,9 +4,10 @@ import time
 from collections.abc import Sequence
 
 from loadtest.ab.comparison_file import Comparison
+from loadtest.ab.rounds import rounds
 
 # What a client adds to the time of a staircase: its start and the last answers.
-_CLIENT_SECONDS = 12.0
+_CLIENT_SECONDS = 8.0
 
 
 def prediction(comparison: Comparison) -> str:
@@ -22,12 +23,12 @@ def prediction(comparison: Comparison) -> str:
             f"{seconds:g} s of traffic"
         )
     turn = sum(t.seconds + t.staircases * _CLIENT_SECONDS for t in comparison.traffic)
-    minutes = comparison.rounds * turn / 60
+    minutes = _rounds(comparison) * turn / 60
     own = sum(server.url is None for server in comparison.servers)
     starts = f"{own * repeats} starts of a server"
     if own < servers:
         starts += f", none of the {servers - own} that run elsewhere,"
-    starts += ", all of a repeat at once," if comparison.side_by_side else ""
+    starts += f", in {_rounds(comparison)} rounds side by side," if comparison.side_by_side else ""
     lines.append(f"about {minutes:.0f} min, and {starts} with {comparison.warmup:g} s of warm-up")
     return "\n".join(lines)
 
@@ -36,7 +37,7 @@ class Progress:
     """Says whose turn it is, and how much time is left."""
 
     def __init__(self, comparison: Comparison) -> None:
-        self._turns = comparison.rounds
+        self._turns = _rounds(comparison)
         self._seconds = sum(traffic.seconds for traffic in comparison.traffic)  # a turn, at most
         self._begun, self._skipped, self._start = 0, 0, time.monotonic()
 
@@ -50,3 +51,8 @@ class Progress:
         for name in names:
             place = f"turn {self._begun} of {self._turns}, {left:.0f} min left"
             print(f"{name}: {place if name in waiting else 'is there already'}", flush=True)
+
+
+def _rounds(comparison: Comparison) -> int:
+    """How many turns there are one after another."""
+    return sum(len(rounds(comparison, repeat)) for repeat in range(comparison.repeats))

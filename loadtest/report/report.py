@@ -40,9 +40,9 @@ _FEW_BLOCKS = 9
 _WITHIN = 0.05  # what a ratio should be known within
 _FROZEN = 0.1  # seconds
 _SIDE_BY_SIDE = (
-    "Under the same requests, all servers of a repeat ran at the same time, each alone on its GPUs "
-    "with its whole cache and with client processes of its own. From repeat to repeat they change "
-    "GPUs, so neither the hour nor the GPU favours one."
+    "Under the same requests, the servers of a repeat ran at the same time, as far as there were "
+    "GPUs, each alone on its own with its whole cache and client processes of its own. From repeat "
+    "to repeat they change places, so neither the hour nor the GPU favours one."
 )
 _IN_TURN = (
     "Under the same requests, the servers of a repeat ran one after the other, each alone with its "

@@ -14,10 +14,11 @@ from loadtest.errors import LoadTestError
 pytest.importorskip("matplotlib")
 
 from loadtest.ab import ab
-from loadtest.ab.ab import _at_once, _rounds, _staircases, _warmup, run_comparison
+from loadtest.ab.ab import _at_once, _staircases, _warmup, run_comparison
 from loadtest.ab.comparison_file import Server, load_comparison
 from loadtest.ab.measure import Staircase, Turn, name_of_start
 from loadtest.ab.progress import prediction
+from loadtest.ab.rounds import rounds
 from loadtest.ab.server import Running
 from loadtest.mock_server import Timing
 from loadtest.traffic.schedule import fingerprint, read_schedule
@@ -108,8 +109,8 @@ def test_a_prediction_counts_every_turn(tmp_path: Path) -> None:
     # 2 servers x 2 repeats x 2 rates x 3 s; of the other 2 x 2 x (1 rate and 1 of a search) x 2 s.
     assert lines[0] == "smoke at 5, 8/s: 2 servers x 2 repeats, 24 s of traffic"
     assert lines[1].endswith("up to 1 of a search: 2 servers x 2 repeats, 16 s of traffic")
-    # And 12 clients of 12 s.
-    assert lines[2].startswith("about 3 min, and 4 starts of a server with 1 s")
+    # And 12 clients of 8 s.
+    assert lines[2].startswith("about 2 min, and 4 starts of a server with 1 s")
     elsewhere = load_comparison(written(tmp_path, TEXT + REMOTE.format("url: 'http://h'")))
     (*_, last) = prediction(elsewhere).splitlines()
     assert "4 starts of a server, none of the 1 that run elsewhere" in last
@@ -120,23 +121,33 @@ def test_servers_side_by_side_change_gpus(tmp_path: Path, monkeypatch: pytest.Mo
     text = TEXT.replace("label: slow,", "label: slow, gpus: 2,")
     text = f"side_by_side: true\n{text}" + REMOTE.format("url: 'http://h'")
     comparison = load_comparison(written(tmp_path, text))
-    assert "about 2 min" in prediction(comparison)
+    assert "about 1 min" in prediction(comparison)
 
-    def gpus(shift: int) -> dict[str, str | None]:
-        ((*turns,),) = _rounds(comparison, shift, "1", tmp_path)
-        assert [turn.port for turn in turns] == [8100, 8101, 8102]
-        return {t.server.label: t.environment.get("CUDA_VISIBLE_DEVICES") for t in turns}
+    def gpus(shift: int) -> list[dict[str, str | None]]:
+        return [{s.label: own for s, own in at_once} for at_once in rounds(comparison, shift)]
 
-    assert gpus(0) == {"slow": "0,1", "fast": "2", "there": None}
-    assert gpus(1) == {"fast": "0", "there": None, "slow": "1,2"}
+    assert gpus(0) == [{"slow": "0,1", "fast": "2", "there": None}]
+    assert gpus(1) == [{"fast": "0", "there": None, "slow": "1,2"}]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
-    assert gpus(0) == {"slow": "3,5", "fast": "7", "there": None}
+    assert gpus(0) == [{"slow": "3,5", "fast": "7", "there": None}]
+    # Who finds none free waits.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    with pytest.raises(LoadTestError, match="CUDA_VISIBLE_DEVICES=3,5"):
+    assert gpus(0) == [{"slow": "3,5"}, {"fast": "3", "there": None}]
+    assert gpus(1) == [{"fast": "3", "there": None}, {"slow": "3,5"}]
+    assert "2 min" in prediction(comparison)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(LoadTestError, match=r"CUDA_VISIBLE_DEVICES=3: .*slow"):
         gpus(0)
     own = text.replace("label: fast,", "label: fast, environment: {{CUDA_VISIBLE_DEVICES: '1'}},")
+    comparison = load_comparison(written(tmp_path, own))
     with pytest.raises(LoadTestError, match=r"fast: .*CUDA_VISIBLE_DEVICES"):
-        _rounds(load_comparison(written(tmp_path, own)), 0, "1", tmp_path)
+        gpus(0)
+
+
+def test_a_turn_has_its_gpus_and_a_port_of_its_own(tmp_path: Path) -> None:
+    comparison = load_comparison(written(tmp_path))
+    turn = Turn(comparison, comparison.servers[1], "1", tmp_path, 2, "5,7")
+    assert (turn.port, turn.environment) == (8102, {"CUDA_VISIBLE_DEVICES": "5,7"})
 
 
 def test_an_error_beside_others_waits_for_them() -> None:
