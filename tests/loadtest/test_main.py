@@ -41,7 +41,7 @@ def test_a_comparison_can_be_of_some_of_its_traffic(
     assert main([*command, "--traffic", "agents", "--repeats", "3"]) == 0
     first, last = capsys.readouterr().out.splitlines()
     assert first.startswith("agents at 8/s: 3 servers x 3 repeats")
-    assert last.startswith("about 10 min, and 9 starts of a server, in 3 rounds side by side")
+    assert last.startswith("about 9 min, and 9 starts of a server, in 3 rounds side by side")
     assert not list(tmp_path.iterdir())
 
 
