@@ -71,11 +71,12 @@ class Student:
         self._is_trained = trained
         self._adapter_rank, self._generator = adapter_rank, torch.Generator().manual_seed(_SEED)
         for index, module in enumerate(self.layers):
-            scales = training_scales(layout, index, read, unit)
+            tensors = {name: read(name) for name, _ in layout.layer_tensors(index)}
+            scales = training_scales(layout, index, tensors.__getitem__, unit)
             self._scales |= {n: s.to(processes.device) for n, s in scales.items() if trained(n)}
             dtypes = {
-                self._add(module, name, read(name))
-                for name, _ in layout.layer_tensors(index)
+                self._add(module, name, tensor)
+                for name, tensor in tensors.items()
                 if may_change(name)
             }
             # Whole weights are sent as they are stored, but adapters in fp32.
