@@ -1,7 +1,10 @@
 """Prints the jobs of a lease: rows of a 1.5B and a 135M on one to four GPUs, by their worth.
 
 lease.sh runs them, and has the variables. The dense model's rows in FP8 are those of an earlier
-lease.
+lease. With TWO_GPUS=1, models of an 8B's shape are served on one GPU and on two before all others.
+At home, in the directory of its rows.jsonl and run.json:
+
+    python -m benchmarks.engines.whole_model report . RESULT.json
 """
 
 import json
@@ -17,6 +20,13 @@ _MEASURE = (
     "--keep --commit $COMMIT --seconds 1500 --heal-seconds $HEAL ${RATE:+--heal-rate $RATE} "
     "--device $DEVICE --windows 0"
 )
+# NVLink multicast stays off: it can put GPUs that others share out of service.
+_TWO_GPUS = (
+    "NCCL_NVLS_ENABLE=0 VLLM_ALLREDUCE_USE_SYMM_MEM=0 "
+    "python3 -m benchmarks.engines.whole_model run $RESULTS/two_gpus --two-gpus --commit $COMMIT"
+)
+# What waits until both GPUs are free.
+_FIRST = ("two-gpus",) if os.environ.get("TWO_GPUS") else ()
 # A run that was stopped goes on.
 _CALIBRATE = (
     "OMP_NUM_THREADS=$((3 * OMP_NUM_THREADS)) python3 -m vllm_gac calibrate $MODEL "
@@ -33,14 +43,13 @@ _DENSE = f'{_MEASURE} --rows "{DENSE}" --max-tokens 0 --precisions bf16 --sample
 _ROWS = ("KV .5", "all methods .9, KV .75", "all methods .8, KV .5", "KV .75")
 _GPUS, _SECONDS = int(os.environ.get("GPUS", "4")), float(os.environ.get("HEAL", "600"))
 _HEALED = _ROWS[: min(2, _GPUS)]
+_OTHERS = tuple(row for row in _ROWS if row not in _HEALED)
 # What the model asks and answers itself while a GPU is not needed.
 _MORE = "$R answers $MODEL $TEXTS --problems $PROBLEMS --more $MORE"
 _MORE_TOKENS = float(os.environ.get("MORE", "0"))
 _TOKENS_PER_SECOND = 20_000  # that it writes
-# Compressed and measured, to compare with the expected loss; and the same without a refit.
+# Compressed and measured, to compare with the expected loss.
 _EXPECTED = ("MLP .9", "MLP .8")
-# Up to five models each. What they keep of a task is the question.
-_ASKED = ("asked .01", "asked .05")
 # Output tokens a second on a GPU that does nothing else.
 _SPEED = "$R speed $MODEL $RESULTS --commit $COMMIT --rows "
 _SPEED_ROWS = (OWN_ATTENTION, "KV .5", DENSE, "all methods .9, KV .75")  # if time is short
@@ -54,6 +63,7 @@ _CALIBRATE_INT4 = (
     "--text $TEXTS/code-calibration.jsonl.gz $TEXTS/answers-calibration.jsonl.gz "
     "--out $WORK/w4a16.safetensors --device $DEVICE $CALIBRATE"
 )
+_INT4_COMES = "llmcompressor_pkg" in os.environ.get("NEEDS", "")
 _INT4_ROWS = (INT4, f"{INT4}, KV .5", f"{INT4}, KV .75")
 _INT4_HEALED = [f"{row}{HEALED}" for row in _INT4_ROWS[1:]]
 # The small model on its own answers. It comes in two parts.
@@ -118,7 +128,7 @@ def before_all() -> list[dict[str, Any]]:
 
 
 def _heal(row: str) -> dict[str, Any]:
-    """Alone: beside four other jobs it trains on 13,000 tokens a second instead of 27,000."""
+    """Alone: beside four other jobs it trains on 13,000 tokens a second instead of 33,000."""
     needs = f"make-{directory_name(row)}", *(job["name"] for job in _more())
     return make(f"{row}{HEALED}", _SECONDS, *needs) | {"alone": True}
 
@@ -131,12 +141,17 @@ def _more() -> list[dict[str, Any]]:
 
 
 def _int4() -> list[dict[str, Any]]:
+    """Rows of quantized weights: made, healed, served and measured on texts."""
+    every = [*_INT4_ROWS, *_INT4_HEALED]
     return [
-        job("make-w4a16", _MAKE_INT4, 100, "answers"),
+        job("make-w4a16", _MAKE_INT4, 100, "answers", *_FIRST),
         job("calibrate-w4a16", _CALIBRATE_INT4, 80, "make-w4a16"),
         *(make(row, 60, "calibrate-w4a16") for row in _INT4_ROWS[1:]),
+        *(_heal(row) for row in _INT4_ROWS[1:]),
+        *(_served(row, 120) for row in _INT4_HEALED),
         _served(INT4, 220),
         *(_served(row, 120) for row in _INT4_ROWS[1:]),
+        *(_texts(row, 80) for row in every),
     ]
 
 
@@ -175,19 +190,22 @@ def _speed(name: str, rows: Sequence[str], expected: float) -> dict[str, Any]:
 def main() -> None:
     """Print them."""
     *first, calibrate = before_all()
+    calibrate["needs"] = (*calibrate["needs"], *_FIRST)
     jobs = [
+        *((job("two-gpus", _TWO_GPUS, 360, gpu=False),) if _FIRST else ()),
         *(*first, *_more(), calibrate),
+        *(_int4() if _INT4_COMES else ()),
         *(make(row, 130, "calibrate") for row in _HEALED),
         job("served-dense", _DENSE, 170, "calibrate"),
-        *(make(row, 200, "calibrate") for row in _ASKED),
         *(_served(row, 120) for row in _HEALED),
+        *(_texts(row, 80) for row in _HEALED),
         job("small-model", _SMALL_MODEL, 30, gpu=False),
         *(_heal(row) for row in _HEALED),
         *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
-        *(_served(row, 120) for row in _ASKED),
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
-        *(make(row, 130, "calibrate") for row in _ROWS if row not in _HEALED),
-        *(_served(row, 120) for row in _ROWS if row not in _HEALED),
+        *(make(row, 130, "calibrate") for row in _OTHERS),
+        *(_texts(row, 80) for row in _OTHERS),
+        *(_served(row, 120) for row in _OTHERS),
         job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model"),
         *(
             job(f"small-{n}", f'{_SMALL_MEASURE} "{row}" "{row}{HEALED}"', 100, "small-answers")
@@ -195,12 +213,7 @@ def main() -> None:
         ),
         _speed("speed", _SPEED_ROWS, 300),
         *(make(row, 80, "calibrate") for row in _EXPECTED),
-        *(_texts(row, 80) for row in _ROWS),
-        *_int4(),
-        *(_heal(row) for row in _INT4_ROWS[1:]),
-        *(_served(row, 120) for row in _INT4_HEALED),
-        *(_texts(row, 80) for row in (*_INT4_ROWS, *_INT4_HEALED)),
-        _speed("speed-w4a16", _INT4_ROWS, 190),
+        *((_speed("speed-w4a16", _INT4_ROWS, 190),) if _INT4_COMES else ()),
     ]
     print(json.dumps(jobs, indent=1))
 

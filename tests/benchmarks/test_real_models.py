@@ -371,10 +371,13 @@ def test_a_lease_has_all_that_its_jobs_need(
 ) -> None:
     monkeypatch.setattr(lease_jobs, "_GPUS", gpus)
     monkeypatch.setattr(lease_jobs, "_MORE_TOKENS", 1e6)
+    monkeypatch.setattr(lease_jobs, "_INT4_COMES", True)
+    monkeypatch.setattr(lease_jobs, "_FIRST", ("two-gpus",))
     lease_jobs.main()
     jobs = {job["name"]: Job(**job) for job in json.loads(capsys.readouterr().out)}
     assert {need for job in jobs.values() for need in job.needs} <= set(jobs)
     assert jobs["make-kv--5--healed"].alone
+    assert "two-gpus" in jobs["calibrate"].needs
     assert "more" in jobs["make-kv--5--healed"].needs
     assert "make-w4a16--kv--5" in jobs["make-w4a16--kv--5--healed"].needs
     assert '"${PRECISIONS/#fp8/fp8 cache}"' in jobs["served-w4a16--kv--5--healed"].command
