@@ -11,11 +11,9 @@ from tests.serving.engines import (
     GPU_OPTIONS,
     OPTIONS,
     Answers,
-    answer,
     assert_same,
     described,
     in_engine_process,
-    outputs,
 )
 from tests.serving.server import serve
 from tests.support.dense_models import config, write
@@ -152,23 +150,3 @@ def test_speculative_decoding_with_gac_attention_changes_no_output() -> None:
     plain = _served(demo.MODEL, "GAC", "fp8")
     drafted = _served(demo.MODEL, "GAC", "fp8", speculative_config=DRAFTED)
     _agree(drafted, plain, TOP_ERROR)
-
-
-@pytest.mark.gpu
-def test_mixed_batches_match_flash_attention() -> None:
-    """Prompts and decoding requests share steps, and contexts are split among programs."""
-    stock, ours = (
-        in_engine_process(_many, str(demo.MODEL), ON_GPU | {"attention_backend": backend})
-        for backend in ("FLASH_ATTN", "GAC")
-    )
-    assert len(ours) == 48
-    _agree_on(ours, stock, TOP_ERROR)
-
-
-def _many(model: str, options: dict[str, Any]) -> Any:
-    from vllm import LLM
-
-    many = {"max_num_seqs": 32, "max_num_batched_tokens": 512, "max_model_len": 2048}
-    llm = LLM(model, **options | many)
-    prompts = [[(31 * i + j * j) % 4000 + 5 for j in range(1 + 37 * i)] for i in range(48)]
-    return [answer(output) for output in outputs(llm, prompts, 24)]

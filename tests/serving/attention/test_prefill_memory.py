@@ -1,6 +1,5 @@
 """Prefill allocates no more memory than vLLM measured, however long the contexts of a step are."""
 
-import itertools
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,6 @@ from vllm_gac.serving.attention.prefill import (
     PrefillLayer,
     prefill_attention,
     prefill_batch,
-    runs_within,
 )
 from vllm_gac.serving.attention.prefill_kernels import (
     ContextLayout,
@@ -108,18 +106,6 @@ def run(
         prefill_attention(layer, query, key, value, cache, batch, output, scale, scale)
     assert sum(attended) == tokens
     return calls, held.peak
-
-
-@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200))
-def test_runs_hold_every_sequence_once_and_no_more_than_they_may(
-    lengths: list[int], max_tokens: int
-) -> None:
-    runs = list(runs_within(lengths, max_tokens))
-    assert [i for run in runs for i in range(run.start, run.stop)] == list(range(len(lengths)))
-    for run in runs:
-        assert run.stop - run.start == 1 or sum(lengths[run]) <= max_tokens
-    for run, after in itertools.pairwise(runs):
-        assert sum(lengths[run]) + lengths[after.start] > max_tokens
 
 
 @given(CONTEXTS, st.integers(1, 900))
