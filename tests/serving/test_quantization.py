@@ -388,11 +388,6 @@ def test_quantized_models_that_vllms_own_loader_reads_are_refused(
         check_packed(model, layout_of(raw), {"quant_method": "fp8"})
 
 
-def test_complete_packed_checkpoint_is_accepted(packed: Path) -> None:
-    assert f"{DOWN}_scale" in dict(stream(packed))
-    _check(packed)
-
-
 def test_packed_tensors_under_the_older_key_are_refused(packed: Path, tmp_path: Path) -> None:
     model = shutil.copytree(packed, tmp_path / "model")
     raw = (model / "config.json").read_text()
