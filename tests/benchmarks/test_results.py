@@ -6,7 +6,6 @@ import runpy
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -96,14 +95,6 @@ def test_commands_parse(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert words[0] == "vllm-gac"
         with pytest.raises(ParsedError):
             parser().parse_args(words[1:])
-
-
-def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
-    written = result(chart=Chart(label="model", bars=("time",), axis="faster"), notes=("n",))
-    written.write(tmp_path / "a.json")
-    text = (tmp_path / "a.json").read_text()
-    assert Result.model_validate_json(text) == written
-    assert '  ["b", 3000, 1.0],\n' in text
 
 
 def test_a_picture_has_a_bar_for_each_number() -> None:
