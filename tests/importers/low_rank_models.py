@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from tests.importers.tools import LINEARS, TwoLinears, dense, replace, same, write
+from tests.importers.tools import TwoLinears, dense, replace, same, write
 from tests.support.dense_models import config
+from vllm_gac.layout.dims import LINEARS
 
 Ranks = dict[str, int]
 RANKS = {

@@ -19,15 +19,6 @@ from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.importers.open_any import open_any_format
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 5, 120, 7, 41, 88, 2, 19, 77, 30, 31, 32]])
-LINEARS = (
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.o_proj",
-    "mlp.gate_proj",
-    "mlp.up_proj",
-    "mlp.down_proj",
-)
 
 
 def dense(raw: Mapping[str, Any]) -> nn.Module:

@@ -28,12 +28,8 @@ class Drawn:
 def drawn(seed: int, starts: int, true: float, stalls: float = 0.7, spread: float = 0.01) -> Drawn:
     """Requests of both servers under the same schedules; `other` is `true` times as fast.
 
-    Args:
-        seed: of all that is drawn.
-        starts: of each server.
-        true: the ratio of any percentile.
-        stalls: of a second or so in a start, on average, of some ten requests each.
-        spread: the standard deviation between starts, as a fraction.
+    There are `stalls` of a second or so in a start, on average, of some ten requests each. Starts
+    differ by a standard deviation of `spread`, as a fraction.
     """
     rng = np.random.default_rng(seed)
     numbers = np.repeat(np.arange(starts * _BLOCKS), _REQUESTS)

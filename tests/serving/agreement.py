@@ -39,12 +39,7 @@ def assert_agrees(
 ) -> None:
     """Check answers to `PROMPTS`: each token is the reference's best, and each logprob right.
 
-    Args:
-        answers: Those of an engine.
-        logits_of: Gives the expected logits of tokens, [1, tokens, vocab].
-        model: What a failure names.
-        max_gap: How far a token's logprob may be below that of the reference's best.
-        max_error: How far a top-5 logprob may be off.
+    A token's logprob may be `max_gap` below the best one's, and a top-5 logprob `max_error` off.
     """
     for prompt, (tokens, top) in zip(PROMPTS, answers, strict=True):
         with torch.inference_mode():

@@ -23,7 +23,7 @@ from compressed_tensors.quantization import (
     initialize_module_for_quantization,
     preset_name_to_scheme,
 )
-from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import save_file
 
 from tests.support.stored_models import stored_tensors
@@ -45,16 +45,10 @@ def write_quantized(
     block: list[int] | None = None,
     cache_scales: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Quantize the linears of `model` by a preset of compressed-tensors.
+    """Quantize the linears of `model` by a preset of compressed-tensors, but for `left_alone`.
 
-    Args:
-        scheme: Name of the preset, such as W4A16.
-        left_alone: Regex of linears that are not quantized.
-        ignore: Regex of linears that the config lists as not quantized; default is `left_alone`.
-        group_size: Replaces that of the preset.
-        block: Likewise, rows and columns that share a scale.
-        cache_scales: Scales of an FP8 cache by name, of all heads or of each, which the config
-            announces.
+    `ignore` is what the config lists as not quantized, if that is something else. `group_size` and
+    `block` replace those of the preset. The config announces `cache_scales`, of all heads or each.
     """
     preset = preset_name_to_scheme(scheme, ["Linear"])
     assert preset.weights is not None
@@ -64,13 +58,12 @@ def write_quantized(
         preset.weights.block_structure = block
     preset.format = infer_module_format(torch.nn.Linear, preset)
     packed, values = dict(cache_scales or {}), {}
-    tensors = stored_tensors(model)
-    for name, tensor in tensors.items():
+    for name, tensor in stored_tensors(model).items():
         packed[name] = values[name] = tensor
         module = name.removesuffix(".weight")
         if is_linear(name, tensor) and not re.match(left_alone, module):
             del packed[name]
-            linear = _quantized(tensor, _scaled_with(name, tensors), preset)
+            linear = _quantized(tensor, preset)
             packed |= {f"{module}.{key}": value for key, value in linear.state_dict().items()}
             decompress_module(linear)
             values[name] = linear.weight.to(tensor.dtype)
@@ -91,11 +84,9 @@ def write_quantized(
 def write_modelopt_fp8(
     model: Path, out: Path, rounded: Path, scales: Mapping[str, torch.Tensor], inline: bool
 ) -> None:
-    """Quantize the linears of `model` to FP8 as ModelOpt exports it.
+    """Quantize the linears of `model` to FP8 as ModelOpt exports it, with `scales` of the cache.
 
-    Args:
-        scales: Scales of the KV cache, by the names that they get.
-        inline: Whether config.json has it (ModelOpt 0.31 and later), not hf_quant_config.json.
+    `inline`: config.json says so (ModelOpt 0.31 and later), and not hf_quant_config.json.
     """
     packed, values = dict(scales), {}
     for name, tensor in stored_tensors(model).items():
@@ -134,9 +125,8 @@ def write_modelopt_fp8(
 def write_fp8(model: Path, out: Path, rounded: Path, block: tuple[int, int] | None = None) -> None:
     """Quantize the linears of `model` to what vLLM calls fp8.
 
-    Args:
-        block: Rows and columns that share a scale, as in DeepSeek's models; None: all, and inputs
-            have a scale, too, as AutoFP8 writes them.
+    A `block` shares a scale, as in DeepSeek's models; or all does, and inputs have one, too, as
+    AutoFP8 writes them.
     """
     packed, values = {}, {}
     for name, tensor in stored_tensors(model).items():
@@ -163,12 +153,7 @@ def write_fp8(model: Path, out: Path, rounded: Path, block: tuple[int, int] | No
 
 
 def write_words(model: Path, out: Path, rounded: Path, method: str, size: int) -> None:
-    """Quantize the linears of `model` to four bits, as AutoGPTQ or AutoAWQ writes them.
-
-    Args:
-        method: gptq or awq.
-        size: How many columns share a scale, in groups.
-    """
+    """Quantize to four bits as AutoGPTQ or AutoAWQ does; `size` columns share a scale."""
     packed, values = {}, {}
     for name, tensor in stored_tensors(model).items():
         packed[name] = values[name] = tensor
@@ -220,9 +205,7 @@ def is_linear(name: str, tensor: torch.Tensor) -> bool:
 def scales_of_layers(layers: int, name: str) -> dict[str, torch.Tensor]:
     """A scale of keys and one of values for each layer: 0.01, 0.02 and so on.
 
-    Args:
-        layers: Their number.
-        name: A scale's name in its attention, with {} for k or v.
+    `name` is a scale's in its attention, with {} for k or v.
     """
     return {
         f"model.layers.{layer}.self_attn.{name.replace('{}', kind)}": torch.tensor([0.01 * number])
@@ -241,18 +224,7 @@ def scales_by_head(layout: ModelLayout) -> dict[str, torch.Tensor]:
     return scales
 
 
-def _scaled_with(name: str, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """The weights that share a global scale with `name`: those that engines fuse with it."""
-    for fused in (r"\.[qkv]_proj\.weight$", r"\.(gate|up)_proj\.weight$"):
-        if re.search(fused, name):
-            owner = name.rsplit(".", 2)[0]
-            return [t for n, t in tensors.items() if n.startswith(owner) and re.search(fused, n)]
-    return [tensors[name]]
-
-
-def _quantized(
-    weight: torch.Tensor, with_it: list[torch.Tensor], scheme: QuantizationScheme
-) -> torch.nn.Linear:
+def _quantized(weight: torch.Tensor, scheme: QuantizationScheme) -> torch.nn.Linear:
     """A linear of `weight`, packed."""
     rows, columns = weight.shape
     linear = torch.nn.Linear(columns, rows, bias=False, dtype=weight.dtype)
@@ -265,14 +237,7 @@ def _quantized(
         below, beside = shape
         groups = weight.float().view(below, rows // below, beside, columns // beside)
         groups = groups.transpose(1, 2).flatten(2)
-    shared = None
-    if hasattr(linear, "weight_global_scale"):
-        shared = generate_gparam(
-            torch.stack([t.float().min() for t in with_it]).min(),
-            torch.stack([t.float().max() for t in with_it]).max(),
-        )
-        linear.weight_global_scale.data = shared
-    scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), scheme.weights, shared)
+    scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), scheme.weights)
     linear.weight_scale.data = scale.to(linear.weight_scale.dtype)
     if hasattr(linear, "weight_zero_point"):
         linear.weight_zero_point.data = zero.to(linear.weight_zero_point.dtype)

@@ -36,16 +36,9 @@ class Peer:
     def ask(
         self, prompts: list[list[int]], tokens: int, transfers: list[dict[str, Any]] | None = None
     ) -> dict[str, Any]:
-        """Have the engine answer all prompts at once.
+        """Have the engine answer all prompts at once; see `_serve` for what it replies.
 
-        Args:
-            prompts: Token ids.
-            tokens: How many tokens to generate, greedily.
-            transfers: vLLM's `kv_transfer_params` of each prompt.
-
-        Returns:
-            `answers`; `transfers`, what the connector returned for each prompt; and `computed`, how
-            many tokens went through the model for all of them.
+        `transfers` are vLLM's `kv_transfer_params` of each prompt.
         """
         question = {"prompts": prompts, "tokens": tokens, "transfers": transfers}
         assert self._process.stdin is not None
@@ -69,13 +62,7 @@ class Peer:
 
 @contextlib.contextmanager
 def peer(model: Path, transfer: dict[str, Any] | None = None, **env: str) -> Iterator[Peer]:
-    """Start an engine, and end it with the `with` block.
-
-    Args:
-        model: The model's directory.
-        transfer: Arguments of vLLM's KVTransferConfig.
-        env: Environment variables beside ENVIRONMENT's, which they override.
-    """
+    """Start an engine with these arguments of KVTransferConfig; it ends with the `with` block."""
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log"
         with log.open("w") as errors:

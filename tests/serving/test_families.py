@@ -13,6 +13,7 @@ from tests.support.dense_models import (
     YARN_ROPE,
     config,
     in_transformers,
+    transformers_model,
     weights,
     write,
     write_text,
@@ -58,8 +59,6 @@ KEY_FORM = {"qwen3": "rotary", "qwen3 with yarn": "latent", "qwen3_moe": "latent
 
 @pytest.mark.slow
 def test_logprobs_match_transformers_and_the_reference(tmp_path: Path) -> None:
-    import transformers
-
     text, dense, small = write_text(tmp_path / "text.txt"), {}, {}
     for name, changes in FAMILY.items():
         raw = config(
@@ -90,11 +89,9 @@ def test_logprobs_match_transformers_and_the_reference(tmp_path: Path) -> None:
     by_directory = dict(zip(directories, answers, strict=True))
 
     for raw, path in dense.values():
-        architecture = FAMILIES[raw["model_type"]].architecture
-        theirs = getattr(transformers, architecture)(transformers.AutoConfig.for_model(**raw))
+        theirs = transformers_model(raw)
         state = in_transformers(weights(raw))
         theirs.load_state_dict(state, strict=not raw["tie_word_embeddings"])
-        theirs.eval()
         assert_agrees(by_directory[str(path)][0], lambda ids, model=theirs: model(ids).logits, path)
     for path in small.values():
         checkpoint = open_checkpoint(path)

@@ -109,13 +109,8 @@ def _packed(
 ) -> tuple[Path, Path]:
     """A quantized model with scales of its cache, and the same model with rounded weights.
 
-    Args:
-        directory: Gets both.
-        layers: The layers of the model.
-        scheme: What is done to its weights.
-        keys: What its keys are multiplied by, and its queries divided by.
-        values: The same of values, and of o_proj.
-        by_head: Whether each head has another factor, and a scale of its own.
+    Its keys are multiplied by `keys`, and its queries divided by it; likewise `values` and o_proj.
+    `by_head`: each head has another factor, and a scale of its own.
     """
     model, packed, rounded = (directory / name for name in ("model", "packed", "rounded"))
     write_model(model, layers)
@@ -160,12 +155,9 @@ def _factors(
 def _multiplied(
     tensor: torch.Tensor, name: str, factors: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
-    """A tensor of an attention, for other queries, keys and values that give the same output.
+    """A tensor of an attention, for queries, keys and values times `factors` by head.
 
-    Args:
-        tensor: The weight of a linear, or one of its factors; what else there is stays.
-        name: Its name within the attention.
-        factors: What each head of q, k and v is multiplied by.
+    The attention's output stays the same.
     """
     for kind, by_head in factors.items():
         if name in (f"{kind}_proj.weight", f"{kind}_proj.B.weight"):

@@ -141,18 +141,9 @@ def write(
     shards: int = 1,
     tokenizer: bool = True,
 ) -> Path:
-    """Write a model to `directory`, in one file or in `shards` of them.
+    """Write the model of `raw` to `directory`, which is returned.
 
-    Args:
-        directory: Gets the model.
-        raw: Its config.json.
-        dtype: That of its weights.
-        tensors: Its weights, if not those of `weights(raw, dtype)`.
-        shards: How many files hold its weights.
-        tokenizer: Whether it has a tokenizer.
-
-    Returns:
-        `directory`.
+    Its weights are `tensors` or those of `weights(raw, dtype)`, in as many files as `shards` says.
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(raw))
