@@ -2,18 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, roofline
 from vllm_gac.gpu.latency.linears import Linear, linears_microseconds
 from vllm_gac.gpu.profile import GpuProfile, LowRankTime
 from vllm_gac.gpu.profile_files import read_profile
-from vllm_gac.layout.schema import validate
 
 H200 = read_profile("h200")
 # Microseconds of all four groups of linears of Llama-3-8B one after the other, by tokens, measured
@@ -198,22 +195,3 @@ def test_queries_keys_and_values_gain_only_together() -> None:
         linears_microseconds(1, linears, H200) for linears in (low, full, [low[0], *full[1:]])
     )
     assert together < dense < one
-
-
-# ---- the file --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"ranks": [8]},
-        {"out_sizes": [64, 32]},
-        {"out_sizes": [64], "ranks": [8]},
-        {"out_sizes": [8] * 4, "ranks": [8] * 4, "is_gated": False},
-        *({"microseconds": time} for time in (0.0, 5e-324, 1e-300, 1e-7, 1e10, 1e300)),
-    ],
-)
-def test_invalid_entry_is_refused(changes: dict[str, Any]) -> None:
-    raw = entry(1, GATE_UP, 10.0, True).model_dump() | changes
-    with pytest.raises(ProfileError, match=r"profile\.json"):
-        validate(LowRankTime, raw, "profile.json", ProfileError)

@@ -158,12 +158,3 @@ def test_the_loader_refuses_unsupported_models(case: str, tmp_path: Path) -> Non
     loader = GacModelLoader(LoadConfig(load_format="gac"))
     with pytest.raises(CheckpointError, match=sentence):
         loader._preflight(stub)  # type: ignore[arg-type]
-
-
-def test_a_gpu_without_a_profile_can_be_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = write_model(tmp_path, config())
-    said = error(capsys, "plan", model, "--param-ratio", "0.9", "--gpu", "b200")
-    assert said.startswith("no profile of GPU 'b200': there are h100, h200; measure others")
-    assert "'vllm-gac profile --out profile.json'" in said
