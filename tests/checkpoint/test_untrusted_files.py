@@ -33,10 +33,6 @@ def test_any_mutation_of_an_object_is_read_or_refused(noise: bytes) -> None:
         assert str(e).startswith("here: ")  # noqa: PT017
 
 
-def test_equal_keys_of_different_objects_are_fine() -> None:
-    assert parse_json(b'{"a": {"x": 1}, "b": {"x": 1}}', "here") == {"a": {"x": 1}, "b": {"x": 1}}
-
-
 @pytest.mark.parametrize("raw", [b'{"a": {"x": 1, "x": 1}}', b'{"a": [{"x": 1, "x": 2}]}'])
 def test_equal_keys_of_an_inner_object_are_refused(raw: bytes) -> None:
     with pytest.raises(CheckpointError, match=r"here: .*'x'"):

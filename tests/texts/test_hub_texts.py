@@ -76,7 +76,3 @@ def test_offline_a_data_set_is_refused(here: Hub, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match="org/one"):
         local_texts(["hf://datasets/org/one"])
-
-
-def test_paths_stay_as_they_are() -> None:
-    assert local_texts(["a.txt", Path("b/c.txt")]) == [Path("a.txt"), Path("b/c.txt")]

@@ -15,7 +15,7 @@ from tests.support.hub import files_of
 from tests.support.stored_models import logits_of
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.values import all_faults
-from vllm_gac.errors import CheckpointError, GacError, PlanError
+from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.dims import KeyLayout, ModelLayout, ValueLayout
 from vllm_gac.planning.plan_file import dense_plan
 from vllm_gac.planning.planner import plan as plan_of
@@ -192,40 +192,18 @@ def test_a_plan_in_memory_is_as_good_as_its_file(tmp_path: Path) -> None:
         compress(other, tmp_path / "no", made, progress=False)
 
 
-class TestRefused:
-    """A refused run leaves no files."""
-
-    @pytest.fixture(autouse=True)
-    def _setup(self, model: Path, text: Path, tmp_path: Path) -> None:
-        self.model, self.text, self.out = model, text, tmp_path / "out"
-
-    def refused(self, match: str, error: type[GacError] = CheckpointError, **options: Any) -> None:
-        options = {"calibration": [self.text], **RATIOS, **SMALL} | options
-        model = options.pop("model", self.model)
-        before = self.out.exists()
-        with pytest.raises(error, match=match):
-            compress(model, self.out, **options)
-        assert self.out.exists() == before
-        assert not self.out.with_name("out.partial").exists()
-
-    def test_text_that_is_not_there_too_short_or_not_text(self, tmp_path: Path) -> None:
-        self.refused("nowhere", calibration=[tmp_path / "nowhere"])
-        (tmp_path / "short").write_text("short")
-        self.refused("short", calibration=[tmp_path / "short"])
-        (tmp_path / "binary").write_bytes(b"\xff\xfe\x00" * 1000)
-        self.refused("binary", calibration=[tmp_path / "binary"])
-
-    def test_a_model_without_a_tokenizer(self, tmp_path: Path) -> None:
-        model = write(tmp_path / "bare", config(), tokenizer=False)
-        self.refused("tokenizer.json", model=model)
-
-    def test_a_model_that_is_compressed_already(self, tmp_path: Path) -> None:
-        compress(self.model, tmp_path / "once", calibration=[self.text], **RATIOS, **SMALL)
-        self.refused("once", model=tmp_path / "once")
-
-    def test_another_models_plan_or_statistics(self, tmp_path: Path) -> None:
-        other = write(tmp_path / "other", config(rms_norm_eps=1e-6))
-        compress(other, tmp_path / "o", calibration=[self.text], **RATIOS, **SMALL)
-        self.refused("plan.json", PlanError, plan=tmp_path / "o" / "plan.json")
-        calibrate(other, [self.text], tmp_path / "s", FEW, progress=False)
-        self.refused(str(tmp_path / "s"), stats=tmp_path / "s", calibration=())
+def test_a_compressed_model_and_what_is_of_another_model_are_refused(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    other = write(tmp_path / "other", config(rms_norm_eps=1e-6))
+    once, stats = tmp_path / "once", tmp_path / "stats"
+    compress(other, once, calibration=[text], **RATIOS, **SMALL)
+    calibrate(other, [text], stats, FEW, progress=False)
+    for source, given, error, named in (
+        (once, RATIOS, CheckpointError, once),
+        (model, {"plan": once / "plan.json"}, PlanError, "plan.json"),
+        (model, RATIOS | {"stats": stats, "calibration": ()}, CheckpointError, stats),
+    ):
+        with pytest.raises(error, match=str(named)):
+            compress(source, tmp_path / "out", **{"calibration": [text]} | given, **SMALL)
+        assert not list(tmp_path.glob("out*"))
