@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from benchmarks.common.page import machine
@@ -15,6 +15,7 @@ from benchmarks.common.page import machine
 # Kernels by what they do, in the order in which their names are looked at.
 _OWNERS = {
     "all-reduce": r"all_?reduce|cross_device_reduce|nccl",
+    "Adam": r"multi_tensor|[aA]dam",
     "attention": r"flash|fmha|attention|split_kv|^merge|_rotate|rotary|and_cache|gather_rows",
     "norms and quantization": r"norm|quant|silu|act_and_mul|_rows|triton_(red|poi|per)_fused",
     "GEMM": r"gemm|cutlass|nvjet|cublas|xmma|splitKreduce|_swiglu",
@@ -109,11 +110,14 @@ def _end_profile(worker: Any) -> dict[str, Any]:
 
     torch.accelerator.synchronize()
     worker.kernel_profile.stop()
-    return shares_of(
-        (event.time_range.start, event.time_range.end, event.name)
-        for event in worker.kernel_profile.events()
-        if event.device_type.name == "CUDA" and not event.is_user_annotation
-    )
+    return shares_of(kernels_of(worker.kernel_profile))
+
+
+def kernels_of(profiled: Any) -> Iterator[tuple[float, float, str]]:
+    """Begin, end and name of each kernel in a profile of torch's."""
+    for event in profiled.events():
+        if event.device_type.name == "CUDA" and not event.is_user_annotation:
+            yield event.time_range.start, event.time_range.end, event.name
 
 
 def shares_of(kernels: Iterable[tuple[float, float, str]]) -> dict[str, Any]:

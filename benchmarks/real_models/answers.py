@@ -39,11 +39,9 @@ def write_answers(model: Path, texts: Path, problems: Path, count: int) -> None:
     written = generate(
         model, answered, GenerateRequest(max_new_tokens=_MAX_TOKENS), prompts=[asked]
     )
-    overlap, records = Overlap(problems), {split: list[dict[str, Any]]() for split in SPLITS}
-    for _, row in rows(answered):
-        prompt, answer = (message["content"] for message in row["messages"])
-        if not overlap.found_in(f"{prompt}\n{answer}"):
-            records[split_of[prompt]].append(dict(row))
+    records = {split: list[dict[str, Any]]() for split in SPLITS}
+    for row in _without_problems(answered, problems):
+        records[split_of[row["messages"][0]["content"]]].append(row)
     for split, kept in records.items():
         write_records(texts / f"answers-{split}.jsonl.gz", kept)
     about = dataclasses.asdict(written) | {split: len(kept) for split, kept in records.items()}
@@ -63,16 +61,22 @@ def write_more(model: Path, texts: Path, problems: Path, tokens: int) -> None:
         problems: HumanEval.jsonl.gz.
         tokens: About how many, of questions and answers.
     """
-    answered, overlap = texts / "more.jsonl", Overlap(problems)
+    answered = texts / "more.jsonl"
     written = generate(model, answered, GenerateRequest(tokens=tokens))
-    kept = [
-        dict(row)
-        for _, row in rows(answered)
-        if not overlap.found_in("\n".join(message["content"] for message in row["messages"]))
-    ]
+    kept = _without_problems(answered, problems)
     all_answers = texts / "answers-healing.jsonl.gz"
     new = texts / "more.jsonl.gz"
     write_records(new, [*read_records(all_answers), *kept])
     new.replace(all_answers)
     print(json.dumps(dataclasses.asdict(written) | {"kept": len(kept)}))
     answered.unlink()
+
+
+def _without_problems(answered: Path, problems: Path) -> list[dict[str, Any]]:
+    """The conversations of a file that share no run of words with HumanEval."""
+    overlap = Overlap(problems)
+    return [
+        dict(row)
+        for _, row in rows(answered)
+        if not overlap.found_in("\n".join(message["content"] for message in row["messages"]))
+    ]

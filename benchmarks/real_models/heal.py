@@ -10,17 +10,15 @@ lent for minutes.
 """
 
 import json
-import re
 import shutil
 import sys
 import time
-from collections import Counter
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.common.engine_questions import kernels_of, shares_of
 from vllm_gac.cli import main as command_line
 from vllm_gac.healing import train
 from vllm_gac.healing.guard import Guard
@@ -33,13 +31,8 @@ _PEAK = 989e12
 _TRIAL_STEPS, _TRIAL_BATCH, _FIRST = 12, 32_768, 2
 # Of the time that is left, what the training may take: some measurements come out slower.
 _SHARE = 0.8
-# The step of the trial whose kernels are listed, and of which kind they are by their names.
+# The step of the trial whose kernels are listed.
 _LISTED = 1
-_KINDS = {
-    "products": r"gemm|nvjet|cutlass.*(wgmma|mma)|xmma|splitKreduce",
-    "attention": r"flash|fmha|attention|sdpa",
-    "Adam": r"multi_tensor|[aA]dam",
-}
 
 
 class Timed(train.Healing):
@@ -84,22 +77,9 @@ class Timed(train.Healing):
 
 
 def _print_kernels(profiled: profile, seconds: float) -> None:
-    """Print what the kernels of a step take, by kind, and the ten that take most; and the host."""
-    kinds: Counter[str] = Counter()
-    events = profiled.key_averages()
-    kernels = [
-        (e.key, e.self_device_time_total / 1e6, e.count)
-        for e in events
-        if e.device_type == DeviceType.CUDA
-    ]
-    for name, taken, _ in kernels:
-        kind = next((kind for kind, names in _KINDS.items() if re.search(names, name)), "the rest")
-        kinds[kind] += taken
-    line: dict[str, Any] = {"step_seconds": round(seconds, 3)}
-    line |= {kind: round(taken, 3) for kind, taken in kinds.most_common()}
-    kernels.sort(key=lambda kernel: -kernel[1])
-    line |= {"most": [(name[:90], round(taken, 4), count) for name, taken, count in kernels[:10]]}
-    host = sorted(events, key=lambda e: -e.self_cpu_time_total)[:10]
+    """Print the shares of a step that its kernels take, and what takes most of the host's time."""
+    line = {"step_seconds": round(seconds, 3)} | shares_of(kernels_of(profiled))
+    host = sorted(profiled.key_averages(), key=lambda e: -e.self_cpu_time_total)[:10]
     line |= {"host": [(e.key, round(e.self_cpu_time_total / 1e6, 4), e.count) for e in host]}
     print(json.dumps(line), flush=True)
 
