@@ -22,7 +22,7 @@ from vllm_gac.compression.reference_model import embed, layer_forward, layer_wei
 from vllm_gac.compression.statistics_file import StatsFile, open_statistics
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
-from vllm_gac.texts.token_text import calibration_sequences
+from vllm_gac.texts.token_text import pack_documents, read_documents
 from vllm_gac.texts.tokenizer import ModelTokenizer
 
 RUN = CalibrateRequest(max_tokens=1024, sequence_length=128)
@@ -57,9 +57,9 @@ def test_covariances_are_those_of_the_linears_inputs(
 def test_covariances_of_merged_value_heads(model: Path, text: Path) -> None:
     checkpoint = open_checkpoint(model)
     fp64 = reference(checkpoint, torch.float64)
-    tokens = calibration_sequences(
-        ModelTokenizer(model), [text], length=128, max_tokens=512, characters=1 << 20
-    )
+    tokenizer = ModelTokenizer(model)
+    documents = read_documents(tokenizer, [text])
+    tokens = pack_documents(tokenizer, documents, length=128, max_tokens=512)
     with checkpoint.reader() as read, torch.inference_mode():
         weights = layer_weights(fp64, read, 0)
         hidden = embed(fp64, read, tokens)

@@ -16,7 +16,6 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.texts import token_text
 from vllm_gac.texts.text_files import Block, Document, blocks
 from vllm_gac.texts.token_text import (
-    calibration_sequences,
     pack_documents,
     read_documents,
     split_documents,
@@ -45,7 +44,7 @@ def test_threads_give_the_tokens_of_all_blocks_in_order(model: Path) -> None:
     text = write_text(model / "text", 700_000)
     ((_, tokens),) = windows(ModelTokenizer(model), [text], length=1 << 20, max_tokens=None)
     wanted: list[int] = []
-    for number, block in enumerate(blocks(ModelTokenizer(model), text, None)):
+    for number, block in enumerate(blocks(ModelTokenizer(model), text)):
         wanted += library.encode(block.text, add_special_tokens=number == 0).ids
     assert number > 8
     assert torch.equal(torch.cat([part.flatten() for part in tokens]), torch.tensor(wanted))
@@ -55,9 +54,9 @@ def test_few_tokens_need_few_blocks(model: Path, monkeypatch: pytest.MonkeyPatch
     """Twice as many as they are in, at most: what follows may be gigabytes."""
     taken = 0
 
-    def counted(model: ModelTokenizer, path: Path, characters: int | None) -> Iterator[Block]:
+    def counted(model: ModelTokenizer, path: Path) -> Iterator[Block]:
         nonlocal taken
-        for taken, block in enumerate(blocks(model, path, characters), 1):  # noqa: B007
+        for taken, block in enumerate(blocks(model, path), 1):  # noqa: B007
             yield block
 
     monkeypatch.setattr(token_text, "blocks", counted)
@@ -90,19 +89,6 @@ def test_tokens_are_taken_of_every_text_alike(
         assert len(torch.cat([p.flatten() for p in (*each.windows, torch.empty(0))]).unique()) <= 1
 
 
-def test_calibration_is_spread_over_the_first_part_of_each_text(model: Path) -> None:
-    path = model / "a.txt"
-    path.write_text("a" * 4000 + "b" * 4000)
-    first, whole = (
-        calibration_sequences(
-            ModelTokenizer(model), [path], length=2, max_tokens=8, characters=characters
-        )
-        for characters in (4000, 1 << 20)
-    )
-    assert len(first.unique()) == 1
-    assert len(whole.unique()) > 1
-
-
 @pytest.mark.parametrize(
     ("length", "tokens", "named"),
     [(1, None, "--sequence-length 1"), (8, 1, "--max-tokens 1")],
@@ -120,14 +106,14 @@ def test_texts_without_tokens_are_refused(model: Path) -> None:
     empty = written(model / "empty", "", 0)
     with pytest.raises(CheckpointError, match=str(empty)):
         windows(ModelTokenizer(model), [empty], length=8, max_tokens=None)
-    with pytest.raises(CheckpointError, match="--max-tokens 0"):
-        calibration_sequences(ModelTokenizer(model), [empty], length=8, max_tokens=0, characters=9)
+    with pytest.raises(CheckpointError, match=str(empty)):
+        read_documents(ModelTokenizer(model), [empty])
     with pytest.raises(CheckpointError, match=r"text\.txt"):
         windows(ModelTokenizer(model), "text.txt", length=8, max_tokens=None)
 
 
 @pytest.mark.parametrize("by", ["tokenizer", "template"])
-def test_calibration_sequences_begin_as_prompts_do(by: str, model: Path) -> None:
+def test_sequences_begin_as_prompts_do(by: str, model: Path) -> None:
     """Where a model of many layers has its massive activations; elsewhere a window is no prompt."""
     file = model / "tokenizer.json"
     library = Tokenizer.from_file(str(file))
@@ -142,9 +128,9 @@ def test_calibration_sequences_begin_as_prompts_do(by: str, model: Path) -> None
         (model / "tokenizer_config.json").write_text(json.dumps(template))
     library.save(str(file))
     text = write_text(model / "text", 950)
-    sequences = calibration_sequences(
-        ModelTokenizer(model), [text], length=100, max_tokens=10_000, characters=1 << 20
-    )
+    tokenizer = ModelTokenizer(model)
+    documents = read_documents(tokenizer, [text])
+    sequences = pack_documents(tokenizer, documents, length=100, max_tokens=10_000)
     assert (sequences[:, 0] == first).all()
     body = sequences[:, 1:].flatten().tolist()
     assert body == library.encode(text.read_text(), add_special_tokens=False).ids[: len(body)]
@@ -170,7 +156,7 @@ def test_a_line_is_a_document_and_a_long_text_is_cut_at_blank_lines(model: Path)
     plain = model / "b.txt"
     section = "word " * 300 + "\n\n"
     plain.write_text(section * 3 + "\fend\n" + "x" * 9000)
-    documents = list(read_documents(ModelTokenizer(model), [rows, plain]))
+    documents = read_documents(ModelTokenizer(model), [rows, plain])
     assert [(d.name, d.begins) for d in documents] == [
         (f"{rows}:1", True),
         (f"{rows}:2", True),
@@ -187,10 +173,7 @@ def test_a_line_is_a_document_and_a_long_text_is_cut_at_blank_lines(model: Path)
         "\fend\n" + "x" * 8000,
     ]
     assert "".join(d.text for d in documents[2:]) == plain.read_text()
-    assert list(read_documents(ModelTokenizer(model), [rows, plain], 4)) == [
-        *documents[:2],
-        documents[2],
-    ]
+    assert read_documents(ModelTokenizer(model), [rows, plain], 4) == documents[:3]
 
 
 def test_one_document_in_eight_is_set_aside_and_equal_ones_stay_together() -> None:
@@ -216,6 +199,13 @@ def test_no_window_has_tokens_of_both_sides(model: Path) -> None:
         assert (fit.shape, held.shape) == ((80, 50), (8, 50))
         if texts == [path]:
             assert len(fit.unique()) == len(held.unique()) == 1
+
+
+def test_windows_are_spread_over_the_documents(model: Path) -> None:
+    documents = [Document(letter, letter * 90, True) for letter in "abcd"]
+    packed = pack_documents(ModelTokenizer(model), documents, length=10, max_tokens=40)
+    assert packed.shape == (4, 10)
+    assert len(packed.unique()) == 4
 
 
 def test_too_few_tokens_are_refused(model: Path) -> None:

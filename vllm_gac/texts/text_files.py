@@ -65,21 +65,16 @@ class Document:
             yield Block(self.text[start : start + _BLOCK], self.begins and start == 0)
 
 
-def blocks(tokenizer: ModelTokenizer, path: Path, characters: int | None) -> Iterator[Block]:
-    """The first `characters` of the text in `path` (None: all).
+def blocks(tokenizer: ModelTokenizer, path: Path) -> Iterator[Block]:
+    """The text in `path`.
 
     Raises CheckpointError naming the file that cannot be read as text, and its line or row.
     """
     if not has_rows(path):
-        yield from _plain(path, characters)
+        yield from _plain(path)
         return
-    left = characters
     for document in _row_documents(tokenizer, path):
-        for block in document.blocks():
-            if left is not None and left <= 0:
-                return
-            yield block
-            left = None if left is None else left - len(block.text)
+        yield from document.blocks()
 
 
 def documents_of(tokenizer: ModelTokenizer, path: Path) -> Iterator[Document]:
@@ -232,22 +227,21 @@ def plain_text(path: Path) -> Iterator[TextIO]:
         open_untrusted(path) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file,
     ):
+        if raw.peek().startswith((b'{"text":', b'{"messages":')):
+            logger.warning(
+                "%s: begins with a line of JSON and is read as it stands, braces and names too; "
+                "name it .jsonl for the words under 'text' or 'messages' alone",
+                path,
+            )
         try:
             yield file
         except UnicodeDecodeError as e:
             raise CheckpointError(f"{path}: not UTF-8 text ({e}); save it as UTF-8") from e
 
 
-def _plain(path: Path, characters: int | None) -> Iterator[Block]:
+def _plain(path: Path) -> Iterator[Block]:
     with plain_text(path) as file:
-        left, first = characters if characters is not None else -1, True
-        while left and (text := file.read(_BLOCK if left < 0 else min(_BLOCK, left))):
-            left -= len(text) if left > 0 else 0
-            if first and text.startswith(('{"text":', '{"messages":')):
-                logger.warning(
-                    "%s: begins with a line of JSON and is read as it stands, braces and names "
-                    "too; name it .jsonl for the words under 'text' or 'messages' alone",
-                    path,
-                )
-            yield Block(text + (file.readline(_BLOCK) if left else ""), first)
-            first = False
+        begins = True
+        while text := file.read(_BLOCK):
+            yield Block(text + file.readline(_BLOCK), begins)
+            begins = False

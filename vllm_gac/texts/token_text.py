@@ -1,8 +1,9 @@
 """Texts as sequences of tokens, by a model's tokenizer.
 
-They are spread over the texts, or in windows of each, or split into those to fit a model on and
-those to measure it on. Then one document in eight is set aside, and no window has tokens of both
-sides. A document is a line of a .jsonl file, a row of a .parquet file, or a piece of a .txt file.
+They are spread over documents, or in windows of each text, or split into those to fit a model on
+and those to measure it on. Then one document in eight is set aside, and no window has tokens of
+both sides. A document is a line of a .jsonl file, a row of a .parquet file, or a piece of a .txt
+file.
 """
 
 import logging
@@ -46,42 +47,6 @@ class TextWindows(NamedTuple):
     windows: list[torch.Tensor]
 
 
-def calibration_sequences(
-    tokenizer: ModelTokenizer,
-    texts: Sequence[Path],
-    *,
-    length: int,
-    max_tokens: int,
-    characters: int,
-) -> torch.Tensor:
-    """Token ids [count, length], count * length <= `max_tokens`, spread evenly over `texts`.
-
-    Args:
-        tokenizer: The model's.
-        texts: From `local_texts`.
-        length: Tokens of one sequence.
-        max_tokens: How many tokens to take at most.
-        characters: How many characters of each text are read at most.
-
-    Raises:
-        CheckpointError: The texts do not fill one sequence, or cannot be read.
-    """
-    if max_tokens < 1:
-        raise CheckpointError(f"--max-tokens {max_tokens}: must be at least 1")
-    parts = [
-        window
-        for path in texts
-        for window in split_windows(tokenizer, _encode(tokenizer, path, characters), length)
-        if len(window) == length
-    ]
-    if not parts:
-        raise CheckpointError(
-            f"{_names(texts)}: fewer than {length} tokens; give longer texts or shorter sequences"
-        )
-    count = min(len(parts), max(1, max_tokens // length))
-    return torch.stack([parts[i] for i in evenly_spread(count, len(parts))])
-
-
 def split_sequences(
     tokenizer: ModelTokenizer,
     texts: Sequence[Path],
@@ -107,9 +72,7 @@ def split_sequences(
     """
     wanted = _MIN_CHARACTERS + _CHARACTERS_OF_A_TOKEN * max(fit_tokens, _HELD_SHARE * held_tokens)
     characters = min(_CALIBRATION_CHARACTERS, wanted)
-    documents = [*read_documents(tokenizer, texts, characters)]
-    if not documents:
-        raise CheckpointError(f"{_names(texts)}: no text; give text to fit on and to measure on")
+    documents = read_documents(tokenizer, texts, characters)
     try:
         fit, held = split_documents(documents)
         return (
@@ -124,7 +87,7 @@ def split_sequences(
 
 def read_documents(
     tokenizer: ModelTokenizer, texts: Sequence[Path], characters: int | None = None
-) -> Iterator[Document]:
+) -> list[Document]:
     """The documents of `texts`, in their order.
 
     Args:
@@ -133,15 +96,19 @@ def read_documents(
         characters: Of each file, documents are read until they have so many. None: all.
 
     Raises:
-        CheckpointError: A file cannot be read as text.
+        CheckpointError: A file cannot be read as text, or none has any.
     """
+    documents = []
     for path in texts:
         count = 0
         for document in documents_of(tokenizer, path):
             if characters is not None and count >= characters:
                 break
             count += len(document.text)
-            yield document
+            documents.append(document)
+    if not documents:
+        raise CheckpointError(f"{_names(texts)}: no text; give text to train on and to measure on")
+    return documents
 
 
 def split_documents(documents: Iterable[Document]) -> tuple[list[Document], list[Document]]:
@@ -180,7 +147,7 @@ def pack_documents(
         CheckpointError: The documents do not fill one window.
     """
     blocks = (block for document in documents for block in document.blocks())
-    ids = torch.cat([torch.empty(0, dtype=torch.int64), *token_ids(tokenizer, blocks)])
+    ids = _token_ids(tokenizer, blocks, "text")
     windows = [window for window in split_windows(tokenizer, ids, length) if len(window) == length]
     if not windows:
         raise CheckpointError(
@@ -219,7 +186,7 @@ def windows(
                 f"{flag} {tokens}: each token is predicted from those before it; give 2 or more"
             )
     paths = local_texts(texts)
-    ids = [_encode(tokenizer, path, None, max_tokens) for path in paths]
+    ids = [_token_ids(tokenizer, blocks(tokenizer, p), p.name, max_tokens) for p in paths]
     counts = [len(of) for of in ids]
     by_text = []
     for path, of, share in zip(paths, ids, _shares(counts, max_tokens), strict=True):
@@ -252,12 +219,6 @@ def split_windows(tokenizer: ModelTokenizer, ids: torch.Tensor, length: int) -> 
     return windows or [ids]
 
 
-def token_ids(tokenizer: ModelTokenizer, source: Iterable[Block]) -> list[torch.Tensor]:
-    """The token ids [n] of each block of `source`."""
-    with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
-        return list(pool.map(lambda b: tokenizer.ids(b.text, begins=b.begins), source))
-
-
 def _shares(counts: Sequence[int], wanted: int | None) -> list[int]:
     """How many of `wanted` tokens each text gives that has so many: all alike, or all it has."""
     wanted = sum(counts) if wanted is None else wanted
@@ -267,22 +228,22 @@ def _shares(counts: Sequence[int], wanted: int | None) -> list[int]:
     return shares
 
 
-def _encode(
-    tokenizer: ModelTokenizer, path: Path, characters: int | None, tokens: int | None = None
+def _token_ids(
+    tokenizer: ModelTokenizer, source: Iterator[Block], name: str, tokens: int | None = None
 ) -> torch.Tensor:
-    """Token ids of the beginning of a text, so many `characters` or `tokens` of it."""
+    """The token ids [n] of blocks of the text `name`, or so many `tokens` of their beginning."""
     ids = [torch.empty(0, dtype=torch.int64)]
     bar = tqdm(
-        desc=f"read {path.name}",
+        desc=f"read {name}",
         unit=" characters",
         unit_scale=True,
         delay=1,
         leave=False,
         disable=None if logger.isEnabledFor(logging.INFO) else True,  # None: if no terminal
     )
-    with bar:
-        for some in _growing(blocks(tokenizer, path, characters)):
-            ids += token_ids(tokenizer, some)
+    with bar, ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
+        for some in _growing(source):
+            ids += pool.map(lambda block: tokenizer.ids(block.text, begins=block.begins), some)
             bar.update(sum(len(block.text) for block in some))
             if tokens is not None and sum(map(len, ids)) >= tokens:
                 break

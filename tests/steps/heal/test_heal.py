@@ -193,7 +193,7 @@ def test_invalid_texts_and_students_are_refused(
 ) -> None:
     student, teacher, text = write_all(tmp_path)
     text.write_text("")
-    assert "fewer than 32 tokens" in refused(tmp_path)
+    assert "text.txt: no text" in refused(tmp_path)
     write_text(text, 40)
     assert "one sequence of 32 tokens; one to train on and one to measure" in refused(tmp_path)
     text.unlink()

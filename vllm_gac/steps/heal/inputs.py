@@ -21,7 +21,7 @@ from vllm_gac.steps.heal.request import HealRequest
 from vllm_gac.steps.model_run import refuse_broken
 from vllm_gac.steps.packed import attention_of_changed
 from vllm_gac.steps.rewritten import refuse_mixed, refuse_quantized
-from vllm_gac.texts.token_text import calibration_sequences
+from vllm_gac.texts.token_text import pack_documents, read_documents
 from vllm_gac.texts.tokenizer import ModelTokenizer
 
 # Tokens that are measured: a share of those that are trained on, within limits.
@@ -202,12 +202,10 @@ def _sequences(
         raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
 
     def read(files: Sequence[Path], max_tokens: int | None) -> torch.Tensor:
-        tokens_read = calibration_sequences(
-            tokenizer,
-            files,
-            length=length,
-            max_tokens=_ALL if max_tokens is None else max(max_tokens, length),
-            characters=_ALL if max_tokens is None else max_tokens * _CHARACTERS_OF_A_TOKEN,
+        characters = None if max_tokens is None else max_tokens * _CHARACTERS_OF_A_TOKEN
+        documents = read_documents(tokenizer, files, characters)
+        tokens_read = pack_documents(
+            tokenizer, documents, length=length, max_tokens=max_tokens or _ALL
         )
         refuse_unknown_tokens(student.layout, tokens_read)
         return tokens_read
