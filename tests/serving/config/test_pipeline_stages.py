@@ -40,7 +40,8 @@ def test_stages_have_as_many_bytes_unless_somebody_else_decides(
     platform = SimpleNamespace(get_device_total_memory=lambda: 1 << 30)
     monkeypatch.setattr(pipeline_stages, "current_platform", platform)
     monkeypatch.setattr(pipeline_stages, "_chosen", None)
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv(VARIABLE, "")  # so that it is restored after the test
+    monkeypatch.delenv(VARIABLE)
 
     def chosen(length: int = 10**6, nodes: int = 1, cache: int | None = None) -> str | None:
         stub: Any = VllmConfigStub(tmp_path / "model", pp=2, max_model_len=length)
