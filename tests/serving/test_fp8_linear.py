@@ -84,7 +84,7 @@ def test_fused_fp8_quantization_is_as_accurate_as_separate(weights: str, tmp_pat
     """Prompts, and tokens one after the other in CUDA graphs."""
     write_model(tmp_path / "model", HETEROGENEOUS)
     exact, apart, fused = (
-        in_engine_process(_scored, str(tmp_path / "model"), GPU_OPTIONS | options, may_fuse)
+        in_engine_process(scored, str(tmp_path / "model"), GPU_OPTIONS | options, may_fuse)
         for options, may_fuse in (
             ({}, True),
             ({"quantization": weights}, False),
@@ -93,17 +93,17 @@ def test_fused_fp8_quantization_is_as_accurate_as_separate(weights: str, tmp_pat
     )
     assert fused["fused"]
     assert not apart["fused"]
-    error, error_apart = (_distance(actual, exact) for actual in (fused, apart))
+    error, error_apart = (distance(actual, exact) for actual in (fused, apart))
     assert 0 < error < 1.25 * error_apart
-    assert 0 < _distance(fused, apart) < 1.25 * error_apart
+    assert 0 < distance(fused, apart) < 1.25 * error_apart
 
 
-def _distance(actual: dict[str, Any], expected: dict[str, Any]) -> float:
+def distance(actual: dict[str, Any], expected: dict[str, Any]) -> float:
     pairs = list(zip(actual["logprobs"], expected["logprobs"], strict=True))
     return sum(abs(a - b) for a, b in pairs) / len(pairs)
 
 
-def _scored(model: str, options: dict[str, Any], may_fuse: bool) -> dict[str, Any]:
+def scored(model: str, options: dict[str, Any], may_fuse: bool) -> dict[str, Any]:
     """Logprobs of all tokens of the prompts, and of first and second tokens of answers."""
     from vllm import LLM, SamplingParams
 
@@ -123,4 +123,7 @@ def _scored(model: str, options: dict[str, Any], may_fuse: bool) -> dict[str, An
 
 def _is_fused(worker: Any) -> bool:
     """Whether an MLP quantizes what SwiGLU gives in one kernel. Runs in the worker."""
-    return any(layer.mlp.fp8_down.is_fp8 for layer in worker.get_model().model.layers)
+    layers = worker.get_model().model.layers
+    return any(
+        getattr(layer.mlp, "fp8_down", None) and layer.mlp.fp8_down.is_fp8 for layer in layers
+    )

@@ -43,7 +43,7 @@ def free_part(plan: Plan) -> list[str]:
         )
     if ours < min(one_flag, dense) - gain:
         said.append(
-            "Free: vllm-gac compress MODEL --out DIR --param-ratio 1 --kv-ratio 1, "
+            "Free: vllm serve MODEL --attention-backend GAC --load-format gac, "
             f"{ours // 1000:,} us ({ours / dense:.1%})."
         )
     return said

@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_in
-from vllm_gac.layout.families import FAMILIES
+from vllm_gac.layout.families import ARCHITECTURE, FAMILIES
 from vllm_gac.layout.schema import HfConfig, validate
 
 if TYPE_CHECKING:
@@ -184,4 +184,15 @@ def set_served_layout(model_config: "ModelConfig", served: ModelLayout) -> None:
     """Make `served` the layout that vLLM serves, and keep the stored one beside it."""
     GacConfig.of(model_config.hf_config).serve(served)
     # vLLM sizes scratch memory by the head size in it.
+    model_config.model_arch_config = model_config.get_model_arch_config()
+
+
+def serve_by_our_layers(model_config: "ModelConfig") -> None:
+    """Make the config of a dense model that of a gac model of the same dims.
+
+    Raises CheckpointError if it is faulty, or of no known family.
+    """
+    config = GacConfig.of(model_config.hf_config)
+    config.update({"gac": config.served.section(), "architectures": [ARCHITECTURE]})
+    model_config.hf_config = model_config.hf_text_config = config
     model_config.model_arch_config = model_config.get_model_arch_config()

@@ -69,6 +69,7 @@ def requested(
         attention_config=AttentionConfig(**attention or {}),
         observability_config=SimpleNamespace(enable_mfu_metrics=mfu),
         kv_transfer_config=None,
+        load_config=SimpleNamespace(load_format="auto"),
         lora_config=lora,
         use_v2_model_runner=True,
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_gac.checkpoint.untrusted_files import MAX_BYTES, read_bounded, read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.sanitize import sanitize
-from vllm_gac.layout.families import ARCHITECTURE, FAMILIES
+from vllm_gac.layout.families import ARCHITECTURE, FAMILIES, LOAD_FORMAT
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -41,8 +41,10 @@ class ForeignCodeHook:
 
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
-        """Leave a model that passed the first check to vLLM, but check our attention if it is asked
-        for."""
+        """Leave a model that passed the first check to vLLM, but for what is asked of ours.
+
+        With our attention and our loader, the layers are ours, too.
+        """
         # Not at the top: the parser imports this module before vLLM's registries are there.
         from vllm_gac.serving.config.cache_layout import choose_cache_layout
         from vllm_gac.serving.config.engine_options import (
@@ -50,12 +52,19 @@ class ForeignCodeHook:
             check_gac_on_dense,
             gac_backend_requested,
         )
+        from vllm_gac.serving.config.hook import GacConfigHook
         from vllm_gac.serving.config.served_layout import resolve_cache_dtype
+        from vllm_gac.serving.gac_config import serve_by_our_layers
 
         check_backends(vllm_config)
-        if gac_backend_requested(vllm_config):
-            resolve_cache_dtype(vllm_config)  # what is checked depends on it
-            check_gac_on_dense(vllm_config)
+        if not gac_backend_requested(vllm_config):
+            return
+        resolve_cache_dtype(vllm_config)  # what is checked depends on it
+        check_gac_on_dense(vllm_config)
+        if vllm_config.load_config.load_format == LOAD_FORMAT:
+            serve_by_our_layers(vllm_config.model_config)
+            GacConfigHook.verify_and_update_config(vllm_config)
+        else:
             choose_cache_layout(vllm_config)
 
 

@@ -44,7 +44,7 @@ def preflight(directory: Path, config: GacConfig) -> Checkpoint | None:
         return None
     refuse_unserved_files(directory)
     headers = read_headers(locate_weights(directory))
-    is_dense = config.checked.gac is None
+    is_dense = "gac" not in config.original
     stored = without_fused(directory, config.model_type, layout, headers) if is_dense else headers
     # The served config counts, not the file: --hf-overrides may have changed it.
     checkpoint = Checkpoint(directory, config.original, config.checked, layout, stored)
