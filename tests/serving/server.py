@@ -91,7 +91,7 @@ def serve(
 def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     def answers() -> bool:
         if process.poll() is not None:
-            raise ServerDiedError(f"exit code {process.returncode}\n{log.read_text()[-6000:]}")
+            raise RuntimeError(f"exit code {process.returncode}\n{log.read_text()[-6000:]}")
         urllib.request.urlopen(f"{url}/health", timeout=PATIENCE).close()
         return True
 
@@ -99,10 +99,6 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -
         wait_until(answers, START_SECONDS, "healthy")
     except TimeoutError as error:
         raise TimeoutError(f"{error}\n{log.read_text()[-6000:]}") from None
-
-
-class ServerDiedError(RuntimeError):
-    """The server exited before it was healthy. The message ends with its output."""
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

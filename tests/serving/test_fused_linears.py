@@ -133,11 +133,11 @@ def test_weight_reload_skips_counters(
 class _Fused(nn.Module):
     """Gate and up with one A, as `add_column_parallel` makes them, and a k that is dense."""
 
-    def __init__(self, plain: bool, features: int = 6) -> None:
+    def __init__(self, plain: bool) -> None:
         super().__init__()
         self.down_factors: Any = _Linear(24, 10)
         self.down_factors.output_sizes = [8, 16]
-        gate, up = _Linear(features, 8), _Linear(features, 16)
+        gate, up = _Linear(6, 8), _Linear(6, 16)
         self.gate, self.up, self.k = UpFactor(gate), UpFactor(up), _Linear(5, 10)  # type: ignore[arg-type]
         self.down_launch: Any = FusedLinears(self.down_factors)
         self.up_launch: Any = FusedLinears(gate, up)  # type: ignore[arg-type]
@@ -172,17 +172,3 @@ def test_fused_projections_match_torch(
     gated = project_gated(owner, ("gate", "up"), x, _swiglu)
     torch.testing.assert_close(gated, nn.functional.silu(expected[0]) * expected[2])
     assert ("gated by tiles" in on_a_gpu) == (plain and gated_tiling is not None)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("tokens", [1, 16, 17, 64, 128, 129, 200, 256, 257])
-def test_gate_and_up_match_torch_on_a_gpu(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_linears, "is_plain", lambda linear: True)
-    torch.manual_seed(tokens)
-    owner, x = _Fused(True, features=328).cuda(), torch.randn(tokens, 10, device="cuda")
-    gate, up = owner.down_factors(x)[0].split([8, 16], dim=1)
-    expected = nn.functional.silu(owner.gate.B(gate)[0]) * owner.up.B(up)[0]
-    owner.half()
-    gated = project_gated(owner, ("gate", "up"), x.half(), _swiglu)
-    spread = float(expected.std())
-    torch.testing.assert_close(gated.float(), expected, rtol=3e-2, atol=3e-2 * spread)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.serving.models import HETEROGENEOUS, write_model
-from tests.serving.server import ServerDiedError, serve
 from tests.serving.stubs import stream
 from tests.support.stored_models import change_tensors
 from vllm_gac.errors import CheckpointError, GacError
@@ -40,14 +39,6 @@ def test_loader_options_are_honoured_or_named(model: Path) -> None:
         dict(stream(model, finite_chek=False))
 
 
-def test_pickles_beside_the_shards_are_never_opened(model: Path) -> None:
-    (model / "pytorch_model.bin").write_bytes(b"\x80\x04not a pickle")
-    assert DOWN in dict(stream(model))
-    (model / "model.safetensors").unlink()
-    with pytest.raises((CheckpointError, RuntimeError), match=r"safetensors|model weights"):
-        dict(stream(model))
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -74,15 +65,3 @@ def test_the_reference_backend_refuses_what_it_does_not_compute(
         return
     with pytest.raises(GacError, match=named):
         GacReferenceImpl(**arguments | change, geometry=geometry)
-
-
-@pytest.mark.slow
-def test_a_server_with_a_broken_model_exits_with_the_reason(model: Path) -> None:
-    change_tensors(model / "model.safetensors", lambda t: t.pop(DOWN))
-    with (
-        pytest.raises(ServerDiedError),
-        serve(model, model.parent / "log", "--load-format", "gac", "--skip-tokenizer-init"),
-    ):
-        pass
-    log = (model.parent / "log").read_text()
-    assert f"{DOWN}: missing, expected shape [256, 400]" in log

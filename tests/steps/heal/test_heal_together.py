@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.steps.heal.killed_heal import KILLED_AT
 from tests.steps.heal.models import FAST, flags, write_all, write_near
-from tests.steps.heal.test_heal_quantized import compressed
-from tests.support.dense_models import write_text
 from tests.support.hub import files_of
 from tests.support.stored_models import stored_tensors
 from vllm_gac.steps.heal.heal import heal
@@ -70,23 +67,6 @@ def test_two_processes_heal_as_one_does_and_resume(tmp_path: Path, train: Any) -
     assert ran.returncode == 0, ran.stderr[:3000]
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "two")
     assert not (tmp_path / "killed.partial").exists()
-
-
-def test_two_processes_heal_a_quantized_model(tmp_path: Path) -> None:
-    text = write_text(tmp_path / "text.txt", 3000)
-    packed, small = compressed("W4A16", tmp_path, text)
-    packed.rename(tmp_path / "teacher")
-    student = small.rename(tmp_path / "student")
-    request = HealRequest(**FAST)
-    one = heal(student, tmp_path / "teacher", [text], tmp_path / "one", request, progress=False)
-    ran = healed_by_two(tmp_path, "two", "--json")
-    assert ran.returncode == 0, ran.stderr[:3000]
-    two = json.loads(ran.stdout)
-    for ours, theirs in zip(two["curve"], one.curve, strict=True):
-        assert ours == pytest.approx(list(theirs), rel=1e-3)
-    before, after = (stored_tensors(tmp_path / name) for name in ("student", "two"))
-    kept = [name for name in before if not name.startswith("model.layers.1.self_attn.")]
-    assert all(torch.equal(before[name], after[name]) for name in kept)
 
 
 def test_an_error_is_printed_by_one_process(tmp_path: Path) -> None:

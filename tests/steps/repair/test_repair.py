@@ -105,20 +105,6 @@ def test_dense_and_pruned_models_can_be_repaired(tmp_path: Path) -> None:
     exact_logits(tmp_path / "pruned")
 
 
-def test_models_of_other_tools_can_be_repaired(tmp_path: Path) -> None:
-    raw = dense_models.config(num_attention_heads=8, num_key_value_heads=4)
-    tool = low_rank_models.TOOLS["asvd"]
-    written, model = low_rank_models.low_rank(tool, raw, low_rank_models.SOME)
-    tools.write(tmp_path / "asvd", written, model)
-    done = repair(
-        tmp_path / "asvd", tmp_path / "out", RepairRequest(strategy="measured"), progress=False
-    )
-    assert done.after == padded_layout(done.before, "measured") != done.before
-    source = open_checkpoint(tmp_path / "out").raw_config["gac"]["source"]
-    assert (source["format"], source["repair"]["strategy"]) == ("asvd", "measured")
-    tools.assert_same_logits(tmp_path / "out", model, "gac")
-
-
 def test_mixed_dtypes_are_refused(tmp_path: Path) -> None:
     tool = low_rank_models.TOOLS["svd-llm"]
     written, model = low_rank_models.low_rank(tool, dense_models.config(), low_rank_models.SOME)
