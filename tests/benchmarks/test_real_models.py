@@ -18,7 +18,6 @@ from benchmarks.real_models import answers, headline_jobs, lease_jobs, parts, te
 from benchmarks.real_models.__main__ import main
 from benchmarks.real_models.as_served import against_reference
 from benchmarks.real_models.compressed import Making, directory_name, facts
-from benchmarks.real_models.gguf_model import convert
 from benchmarks.real_models.human_eval import paired, passed
 from benchmarks.real_models.int4 import write_w4a16
 from benchmarks.real_models.lease import Job, Lease
@@ -280,12 +279,6 @@ def test_parts_make_the_file_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     last.unlink()
     with pytest.raises(GacError, match=f"{last.parent.name}/part: missing"):
         parts.join(tmp_path / "parts", tmp_path / "bad")
-
-
-def test_a_gguf_file_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
-    with pytest.raises(GacError, match="pip install gguf"):
-        convert(tmp_path / "model.gguf", tmp_path / "out")
 
 
 def test_a_lease_runs_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

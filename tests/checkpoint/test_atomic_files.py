@@ -46,17 +46,6 @@ def test_a_full_disk_leaves_the_file_as_it_was(
     assert path.read_bytes() != b"old"
 
 
-def test_a_disk_that_is_full_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(self: Path, contents: str, **_: Any) -> int:
-        self.write_bytes(contents[: len(contents) // 2].encode())
-        return int(full())
-
-    monkeypatch.setattr(Path, "write_text", half)
-    with pytest.raises(CheckpointError, match="No space left"):
-        atomic_files.write_text(tmp_path / "file", "0123456789")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="gone/file"):
         atomic_files.write_text(tmp_path / "gone" / "file", "new")

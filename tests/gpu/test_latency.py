@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,22 +15,18 @@ from vllm_gac.errors import PlanError
 from vllm_gac.gpu.attention_choice import Backend
 from vllm_gac.gpu.latency.decode import decode_microseconds
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, roofline
-from vllm_gac.gpu.latency.layer import DENSE as AS_DENSE
 from vllm_gac.gpu.latency.layer import (
     BatchMix,
     Deployment,
-    ServedBy,
     attention_microseconds,
     layer_microseconds,
     mlp_microseconds,
 )
 from vllm_gac.gpu.latency.prefill import prefill_microseconds
 from vllm_gac.gpu.profile import (
-    Dtype,
     GpuProfile,
     PrefillTime,
     SustainedTime,
-    Types,
 )
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ValueLayout, layout_of
@@ -191,31 +187,6 @@ def test_fastest_decode_kernel_counts() -> None:
     assert decode_microseconds(DENSE, LAYER, 64, 4096, profile) == pytest.approx(100)
     # There is one measurement, so the time is proportional to the work.
     assert decode_microseconds(DENSE, LAYER, 32, 8192, profile) == pytest.approx(100)
-
-
-def test_decode_time_is_that_of_the_serving_backend() -> None:
-    every = read_profile("h200")
-    wide = BatchMix(256, 1024, prefill_weight=0)
-
-    def others(served: ServedBy, cache: Dtype, kernel: str) -> float:
-        """What is predicted of attention, less what was measured of `kernel`."""
-        (point,) = (
-            p
-            for p in every.decode
-            if (p.kernel, p.dtype, p.batch, p.context) == (kernel, cache, 256, 1024)
-            and (p.form, p.key_heads, p.key_size, p.value_size) == ("rotary", 8, 128, 128)
-            and p.value_heads == 8
-        )
-        types = Types(cache=cache)
-        return (
-            attention_microseconds(DENSE, LAYER, Deployment(every, wide, types), served)
-            - point.microseconds
-        )
-
-    for cache in get_args(Dtype):
-        rest = others(ServedBy(), cache, "gac")
-        assert others(AS_DENSE, cache, "stock") == pytest.approx(rest)
-        assert others(ServedBy("stock", "gac"), cache, "gac") == pytest.approx(rest)
 
 
 def test_stock_kernel_pads_head_sizes() -> None:
