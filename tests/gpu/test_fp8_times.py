@@ -22,6 +22,7 @@ from vllm_gac.gpu.latency.layer import (
 from vllm_gac.gpu.latency.layer import (
     DENSE as STOCK_MODEL,
 )
+from vllm_gac.gpu.latency.linears import Linear, take_quantized
 from vllm_gac.gpu.latency.passes import fused_microseconds, pass_microseconds
 from vllm_gac.gpu.profile import (
     FUSED_PART,
@@ -148,6 +149,12 @@ def test_a_compressed_layer_quantizes_in_the_kernels_before_its_linears(mix: Any
                 for p in (MEASURED, WITH_FUSED)
             ]
             assert times[0] == times[1]
+
+
+def test_biases_matter_where_ranks_are_summed() -> None:
+    biased = Linear(4096, 4096, has_bias=True)
+    assert take_quantized([biased] * 3)
+    assert not take_quantized([biased])
 
 
 def test_low_rank_linears_quantize_by_themselves() -> None:

@@ -24,8 +24,8 @@ class Kernel:
     """What `apply_scaled_mm` of CUTLASS's kernel gives."""
 
     def apply_scaled_mm(self, **given: Any) -> torch.Tensor:
-        assert given["bias"] is None
         product = (given["A"].float() * given["As"]) @ (given["B"].float() * given["Bs"])
+        product += 0 if given["bias"] is None else given["bias"]
         return product.to(given["out_dtype"]).view(given["output_shape"])
 
 
@@ -46,7 +46,9 @@ class RowLinear(Linear, RowParallelLinear):
     """One that splits its input, so that outputs of the ranks are to be added."""
 
 
-def _is_fp8(monkeypatch: pytest.MonkeyPatch, lora: Any = None, **linear: Any) -> Any:
+def _is_fp8(
+    monkeypatch: pytest.MonkeyPatch, lora: Any = None, kind: type[Linear] = Linear, **linear: Any
+) -> Any:
     config = VllmConfig()
     config.lora_config = lora
     monkeypatch.setattr(fp8_linear, "current_platform", SimpleNamespace(is_cuda=lambda: True))
@@ -54,15 +56,17 @@ def _is_fp8(monkeypatch: pytest.MonkeyPatch, lora: Any = None, **linear: Any) ->
     monkeypatch.setattr(gpu_limits, "is_hopper", lambda device: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     with set_current_vllm_config(config):
-        return Fp8Linear(Linear(**linear)).is_fp8
+        return Fp8Linear(kind(**linear)).is_fp8
 
 
 def test_only_plain_linears_take_quantized_inputs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert _is_fp8(monkeypatch)
+    assert _is_fp8(monkeypatch, kind=RowLinear)
+    assert _is_fp8(monkeypatch, bias="bias")
     assert not _is_fp8(monkeypatch, lora=LoRAConfig(max_lora_rank=8))
-    for change in ({"bias": "bias"}, {"input_size_per_partition": 40},
+    for change in ({"bias": "bias", "kind": RowLinear}, {"input_size_per_partition": 40},
                    {"output_size_per_partition": 24},
                    {"input_size_per_partition": 32768}):  # fmt: skip
         assert not _is_fp8(monkeypatch, **change), change
@@ -72,10 +76,12 @@ def test_quantized_inputs_and_scales_reach_the_kernel(monkeypatch: pytest.Monkey
     monkeypatch.setattr(fp8_linear, "fp8_kernel_of", lambda linear: Kernel())
     monkeypatch.setattr(fused_linears, "tensor_model_parallel_all_reduce", lambda out: 3 * out)
     numbers, scales = torch.randn(3, 32), torch.rand(3, 1)
-    for linear, ranks in ((Linear(), 1), (RowLinear(), 3), (RowLinear(tp_size=1), 1)):
+    biased, one_rank = Linear(bias=torch.randn(16)), RowLinear(tp_size=1)
+    for linear, ranks in ((Linear(), 1), (biased, 1), (RowLinear(), 3), (one_rank, 1)):
         with set_current_vllm_config(VllmConfig()):
             out = Fp8Linear(linear).multiply((numbers, scales), torch.float32)
-        torch.testing.assert_close(out, ranks * numbers * scales @ (linear.weight * 0.5))
+        bias = linear.bias if linear is biased else 0
+        torch.testing.assert_close(out, ranks * numbers * scales @ (linear.weight * 0.5) + bias)
 
 
 @pytest.mark.gpu
@@ -122,8 +128,7 @@ def scored(model: str, options: dict[str, Any], may_fuse: bool) -> dict[str, Any
 
 
 def _is_fused(worker: Any) -> bool:
-    """Whether an MLP quantizes what SwiGLU gives in one kernel. Runs in the worker."""
-    layers = worker.get_model().model.layers
-    return any(
-        getattr(layer.mlp, "fp8_down", None) and layer.mlp.fp8_down.is_fp8 for layer in layers
-    )
+    """Whether a norm and SwiGLU of ours quantize what they give. Runs in the worker."""
+    first = worker.get_model().model.layers[0]
+    fused = getattr(first.self_attn, "fp8_qkv", None), getattr(first.mlp, "fp8_down", None)
+    return all(linear is not None and linear.is_fp8 for linear in fused)

@@ -77,8 +77,10 @@ def test_more_ranks_than_kv_heads_match_the_reference(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_fp8_is_as_accurate_as_by_vllms_layers() -> None:
-    model, quantized = str(demo.MODEL), {"quantization": "fp8_per_tensor"}
+@pytest.mark.parametrize("name", ["demo", "qwen2"])  # the other has biases
+def test_fp8_is_as_accurate_as_by_vllms_layers(name: str, tmp_path: Path) -> None:
+    model = str(demo.MODEL if name == "demo" else _written(tmp_path, name))
+    quantized = {"quantization": "fp8_per_tensor"}
     stock = GPU_OPTIONS | {"load_format": "auto"}
     exact, theirs, ours = (
         in_engine_process(scored, model, options, True)

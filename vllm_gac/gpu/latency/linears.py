@@ -51,8 +51,9 @@ def take_quantized(linears: Sequence[Linear]) -> bool:
 
     serving/model/fp8_linear.py decides it by the same rule.
     """
-    together = sum(linear.out_size for linear in linears)
-    plain = not any(linear.has_bias or linear.rank is not None for linear in linears)
+    together, splits_input = sum(linear.out_size for linear in linears), len(linears) == 1
+    has_rank = any(linear.rank is not None for linear in linears)
+    plain = not has_rank and not (splits_input and linears[0].has_bias)
     return plain and takes_fp8_rows(linears[0].in_size, together)
 
 

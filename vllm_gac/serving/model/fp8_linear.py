@@ -41,7 +41,7 @@ class Fp8Linear(nn.Module):
             out_dtype=dtype,
             As=scales,
             Bs=linear.weight_scale,
-            bias=None,
+            bias=linear.bias,
             output_shape=[numbers.shape[0], linear.weight.shape[1]],
         )
         return summed_over_ranks(out, linear)
@@ -59,14 +59,16 @@ def normed(
 
 def _is_plain_fp8(linear: Any) -> bool:
     """Whether `linear` only multiplies, by a kernel that takes scales by token."""
-    is_parallel = isinstance(linear, ColumnParallelLinear | RowParallelLinear)
+    if isinstance(linear, RowParallelLinear):  # it adds a bias on one rank alone
+        is_parallel = linear.bias is None
+    else:
+        is_parallel = isinstance(linear, ColumnParallelLinear)
     if not (is_parallel and current_platform.is_cuda()):
         return False
     from vllm_gac.kernels.gpu_limits import is_hopper, takes_fp8_rows
 
     return (
         fp8_kernel_of(linear) is not None
-        and linear.bias is None
         and takes_fp8_rows(linear.input_size_per_partition, linear.output_size_per_partition)
         and get_current_vllm_config().lora_config is None
         and is_hopper(torch.device("cuda", torch.cuda.current_device()))
