@@ -24,51 +24,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vllm_gac.checkpoint.open import open_checkpoint
-    from vllm_gac.layout.dims import ModelLayout
-    from vllm_gac.planning.planner import plan
-    from vllm_gac.planning.request import PlanRequest
-    from vllm_gac.serving.gac_config import GacConfig
-    from vllm_gac.steps.calibrate.calibrate import calibrate
-    from vllm_gac.steps.calibrate.request import CalibrateRequest
-    from vllm_gac.steps.compress.compress import compress
-    from vllm_gac.steps.compress.request import CompressRequest
-    from vllm_gac.steps.convert.export import export
-    from vllm_gac.steps.convert.import_model import import_model
-    from vllm_gac.steps.convert.request import ImportRequest
-    from vllm_gac.steps.evaluate.compare import compare
-    from vllm_gac.steps.evaluate.perplexity import evaluate
-    from vllm_gac.steps.heal.heal import heal
-    from vllm_gac.steps.heal.request import HealRequest
-    from vllm_gac.steps.inspect import inspect
-    from vllm_gac.steps.repair.repair import repair
-    from vllm_gac.steps.repair.request import RepairRequest
-    from vllm_gac.steps.verify import verify
+    from vllm_gac.checkpoint.open import open_checkpoint as open_checkpoint
+    from vllm_gac.layout.dims import ModelLayout as ModelLayout
+    from vllm_gac.planning.planner import plan as plan
+    from vllm_gac.planning.request import PlanRequest as PlanRequest
+    from vllm_gac.serving.gac_config import GacConfig as GacConfig
+    from vllm_gac.steps.calibrate.calibrate import calibrate as calibrate
+    from vllm_gac.steps.calibrate.request import CalibrateRequest as CalibrateRequest
+    from vllm_gac.steps.compress.compress import compress as compress
+    from vllm_gac.steps.compress.request import CompressRequest as CompressRequest
+    from vllm_gac.steps.convert.export import export as export
+    from vllm_gac.steps.convert.import_model import import_model as import_model
+    from vllm_gac.steps.convert.request import ImportRequest as ImportRequest
+    from vllm_gac.steps.evaluate.compare import compare as compare
+    from vllm_gac.steps.evaluate.perplexity import evaluate as evaluate
+    from vllm_gac.steps.heal.heal import heal as heal
+    from vllm_gac.steps.heal.request import HealRequest as HealRequest
+    from vllm_gac.steps.inspect import inspect as inspect
+    from vllm_gac.steps.repair.repair import repair as repair
+    from vllm_gac.steps.repair.request import RepairRequest as RepairRequest
+    from vllm_gac.steps.verify import verify as verify
 
     __version__: str
-
-__all__ = [
-    "CalibrateRequest",
-    "CompressRequest",
-    "GacConfig",
-    "HealRequest",
-    "ImportRequest",
-    "ModelLayout",
-    "PlanRequest",
-    "RepairRequest",
-    "calibrate",
-    "compare",
-    "compress",
-    "evaluate",
-    "export",
-    "heal",
-    "import_model",
-    "inspect",
-    "open_checkpoint",
-    "plan",
-    "repair",
-    "verify",
-]
 
 _MODULES = {
     "CalibrateRequest": "vllm_gac.steps.calibrate.request",
@@ -92,6 +69,7 @@ _MODULES = {
     "repair": "vllm_gac.steps.repair.repair",
     "verify": "vllm_gac.steps.verify",
 }
+__all__ = [*_MODULES]
 
 if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
