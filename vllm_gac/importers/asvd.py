@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.headers import TensorInfo
-from vllm_gac.importers.factorized import Factorized, check_linears, import_factorized, suffixed
+from vllm_gac.importers.factorized import Factorized, check_linears, import_factorized
 from vllm_gac.importers.imported import Imported, dense_of
 from vllm_gac.layout.schema import Dim, ForeignModel, validate
 
-_NAMES = suffixed("BLinear.weight", "ALinear.weight", "ALinear.bias")
+_FACTORS = {"down": "BLinear.weight", "up": "ALinear.weight", "bias": "ALinear.bias"}
 
 
 class _Config(ForeignModel):
@@ -32,4 +32,8 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
     ranks = validate(_Config, dict(raw), where).truncation_ranks
     base, dense = dense_of(raw, where, drop=("truncation_ranks",))
     check_linears(ranks, dense, f"{where}: truncation_ranks")
-    return import_factorized("asvd", directory, Factorized(base, dense, ranks, _NAMES), tensors)
+    return import_factorized("asvd", directory, Factorized(base, dense, ranks, _named), tensors)
+
+
+def _named(linear: str, factor: str) -> str:
+    return f"{linear}.{_FACTORS[factor]}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
@@ -20,24 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LM_HEAD = "lm_head"
-
-
-@dataclass(frozen=True, slots=True)
-class FactorNames:
-    """The names of a factorized linear's tensors, as functions of the linear's name."""
-
-    down: Callable[[str], str]
-    up: Callable[[str], str]
-    bias: Callable[[str], str]
-
-
-def suffixed(down: str, up: str, bias: str) -> FactorNames:
-    """Factors that are submodules of the linear they replace, e.g. `q_proj.BLinear.weight`."""
-    return FactorNames(
-        lambda linear: f"{linear}.{down}",
-        lambda linear: f"{linear}.{up}",
-        lambda linear: f"{linear}.{bias}",
-    )
+# What a tool calls the "down" or "up" factor of a linear, or its "bias".
+FactorName: TypeAlias = Callable[[str, str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +32,13 @@ class Factorized:
         config: config.json of the model before.
         dense: Layout of the model before.
         ranks: Ranks by the linear's full name, e.g. `model.layers.0.mlp.up_proj` or `lm_head`.
-        names: How the tool names the factors.
+        named: How the tool names the factors.
     """
 
     config: Mapping[str, Any]
     dense: ModelLayout
     ranks: Mapping[str, int]
-    names: FactorNames
+    named: FactorName
 
 
 def linear_names(layout: ModelLayout) -> list[str]:
@@ -122,9 +106,10 @@ def _stored(model: Factorized, name: str, shape: tuple[int, ...]) -> dict[str, t
     if linear not in model.ranks:
         return {name: shape}
     if kind == "bias":
-        return {model.names.bias(linear): shape}
+        return {model.named(linear, "bias"): shape}
     rank = model.ranks[linear]
-    return {model.names.down(linear): (rank, shape[1]), model.names.up(linear): (shape[0], rank)}
+    down, up = (rank, shape[1]), (shape[0], rank)
+    return {model.named(linear, "down"): down, model.named(linear, "up"): up}
 
 
 def _source(model: Factorized, name: str) -> Source:
@@ -136,8 +121,8 @@ def _source(model: Factorized, name: str) -> Source:
     if linear not in model.ranks:
         return Source((name,))
     if kind == "bias":
-        return Source((model.names.bias(linear),))
-    down, up = model.names.down(linear), model.names.up(linear)
+        return Source((model.named(linear, "bias"),))
+    down, up = (model.named(linear, factor) for factor in ("down", "up"))
     match factor:
         case "A":
             return Source((down,))

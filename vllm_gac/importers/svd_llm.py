@@ -13,25 +13,10 @@ from typing import Any
 
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
-from vllm_gac.importers.factorized import (
-    Factorized,
-    FactorNames,
-    import_factorized,
-    linear_names,
-)
+from vllm_gac.importers.factorized import Factorized, import_factorized, linear_names
 from vllm_gac.importers.imported import Imported, dense_of
 
-
-def _sibling(linear: str, factor: str) -> str:
-    return f"{linear.removesuffix('_proj')}_{factor}"
-
-
-# The factors are siblings of the linear they replace.
-_NAMES = FactorNames(
-    lambda linear: _sibling(linear, "v_proj.weight"),
-    lambda linear: _sibling(linear, "u_proj.weight"),
-    lambda linear: _sibling(linear, "u_proj.bias"),
-)
+_FACTORS = {"down": "v_proj.weight", "up": "u_proj.weight", "bias": "u_proj.bias"}
 
 
 def wrote(raw: Mapping[str, Any], names: frozenset[str]) -> bool:
@@ -44,7 +29,7 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
     base, dense = dense_of(raw, str(directory / "config.json"))
     ranks: dict[str, int] = {}
     for linear in linear_names(dense):
-        for factor, axis in ((_NAMES.down(linear), 0), (_NAMES.up(linear), 1)):
+        for factor, axis in ((_named(linear, "down"), 0), (_named(linear, "up"), 1)):
             if (info := tensors.get(factor)) is None:
                 continue  # if only one of the two is there, `faults` names the other
             if len(info.shape) != 2 or min(info.shape) < 1:
@@ -53,5 +38,10 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
                     "matrix whose rank is at least 1"
                 )
             ranks.setdefault(linear, info.shape[axis])
-    model = Factorized(base, dense, ranks, _NAMES)
+    model = Factorized(base, dense, ranks, _named)
     return import_factorized("svd-llm", directory, model, tensors, mixed_dtypes=True)
+
+
+def _named(linear: str, factor: str) -> str:
+    """The factors are siblings of the linear that they replace."""
+    return f"{linear.removesuffix('_proj')}_{_FACTORS[factor]}"
