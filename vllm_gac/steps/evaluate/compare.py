@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy import special
 from torch.nn.functional import kl_div
 from tqdm import tqdm
 
@@ -286,15 +287,8 @@ def ratio_interval(
 def _widened(groups: int) -> float:
     """By how much an interval of few groups is wider than a normal distribution's.
 
-    Student's t over the normal's 1.96, by the series of Abramowitz and Stegun, 26.7.5; and what a
-    variance lacks that is over n instead of n - 1.
+    By Student's t, and by what a variance lacks that is over n instead of n - 1.
     """
-    z: float = 1.96
     freedom = max(groups - 1, 1)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    t = z + sum(term / freedom**power for power, term in enumerate(terms, 1))
-    return float(t / z * math.sqrt(groups / freedom))
+    t, normal = (special.stdtrit(degrees, 0.975) for degrees in (freedom, math.inf))
+    return float(t / normal * math.sqrt(groups / freedom))
