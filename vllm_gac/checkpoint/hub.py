@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from vllm_gac.checkpoint.digests import DIGESTS
 from vllm_gac.checkpoint.locate import CONSOLIDATED, OTHERS, TOKENIZER
@@ -93,23 +94,15 @@ def _snapshot(hub_id: str, revision: str | None, weights: bool, flag: str) -> Pa
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     needed = ["config.json", *TOKENIZER, *(_WEIGHTS if weights else ())]
+    options: dict[str, Any] = {"revision": revision, "ignore_patterns": [*_NOT_FETCHED]}
     with hub_faults(hub_id, "model", revision, flag):
         try:
-            snapshot = snapshot_download(
-                hub_id,
-                revision=revision,
-                allow_patterns=[*needed, *OTHERS, "README.md", DIGESTS],
-                ignore_patterns=[*_NOT_FETCHED],
-            )
+            every = [*needed, *OTHERS, "README.md", DIGESTS]
+            snapshot = snapshot_download(hub_id, allow_patterns=every, **options)
         except LocalEntryNotFoundError:
             # Without the Hub's answer. vLLM fetches config, tokenizer and weights alone.
-            snapshot = snapshot_download(
-                hub_id,
-                revision=revision,
-                allow_patterns=needed,
-                ignore_patterns=[*_NOT_FETCHED],
-                local_files_only=True,
-            )
+            options["local_files_only"] = True
+            snapshot = snapshot_download(hub_id, allow_patterns=needed, **options)
     directory = Path(snapshot)
     if weights and not any(directory.glob("*.safetensors")):
         raise HubError(
