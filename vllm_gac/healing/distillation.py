@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.functional import kl_div, linear, nll_loss
@@ -28,6 +28,7 @@ from vllm_gac.compression.reference_model import (
 from vllm_gac.healing.guard import Score
 from vllm_gac.healing.processes import Processes
 from vllm_gac.healing.sharded_module import ShardedModule
+from vllm_gac.healing.student import Student, Teacher
 
 Tensor = torch.Tensor
 # Logits of one chunk of tokens: 256 MB in fp32.
@@ -41,21 +42,12 @@ _TILE = 128
 _FIRST, _SHARE = 4, 16
 
 
-class Weights(Protocol):
-    """The weights of a model on a device: a Student or a Teacher."""
-
-    layers: list[ShardedModule]
-
-    def tensor(self, name: str) -> Tensor:
-        """A tensor as it is stored; those of a layer while the layer's module is called."""
-
-
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model on a device."""
+    """A model on a device. The tensors of a layer are whole while its module is called."""
 
     reference: Reference
-    weights: Weights
+    weights: Student | Teacher
 
 
 @dataclass(frozen=True, slots=True)
