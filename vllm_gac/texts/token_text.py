@@ -8,11 +8,10 @@ file.
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -33,18 +32,6 @@ _MOST_BLOCKS, _MOST_THREADS = 64, 8
 
 # One document in so many is set aside.
 _HELD_SHARE = 8
-
-
-class TextWindows(NamedTuple):
-    """The tokens of one text, in windows that do not overlap.
-
-    Attributes:
-        text: Its name.
-        windows: Full windows [count, length], and the rest [1, n]; either may be missing.
-    """
-
-    text: str
-    windows: list[torch.Tensor]
 
 
 def split_sequences(
@@ -111,7 +98,7 @@ def read_documents(
     return documents
 
 
-def split_documents(documents: Iterable[Document]) -> tuple[list[Document], list[Document]]:
+def split_documents(documents: Sequence[Document]) -> tuple[list[Document], list[Document]]:
     """Set one document in eight aside, evenly spread; documents of equal text are on one side.
 
     Returns:
@@ -120,20 +107,17 @@ def split_documents(documents: Iterable[Document]) -> tuple[list[Document], list
     Raises:
         CheckpointError: There are no two different documents.
     """
-    texts = list(documents)
-    count = max(1, len(texts) // _HELD_SHARE)
+    count = max(1, len(documents) // _HELD_SHARE)
     # From the middle of each of as many equal parts.
-    held = {
-        texts[(2 * i + 1) * len(texts) // (2 * count)].text for i in range(count if texts else 0)
-    }
-    fit = [document for document in texts if document.text not in held]
+    held = {documents[(2 * i + 1) * len(documents) // (2 * count)].text for i in range(count)}
+    fit = [document for document in documents if document.text not in held]
     if not fit:
         raise CheckpointError(
-            f"{texts[0].name if texts else 'the texts'}: one document; one to fit on and one to "
+            f"{documents[0].name}: one document; one to fit on and one to "
             "measure on are needed: give text of 10,000 characters or more with blank lines, or "
             "several lines of .jsonl"
         )
-    return fit, [document for document in texts if document.text in held]
+    return fit, [document for document in documents if document.text in held]
 
 
 def pack_documents(
@@ -151,7 +135,7 @@ def pack_documents(
     windows = [window for window in split_windows(tokenizer, ids, length) if len(window) == length]
     if not windows:
         raise CheckpointError(
-            f"{documents[0].name if documents else 'no documents'}: {len(documents)} documents of "
+            f"{documents[0].name}: {len(documents)} documents of "
             f"{len(ids)} tokens, {length} are needed; give more text or shorter sequences"
         )
     count = min(len(windows), max(1, max_tokens // length))
@@ -165,7 +149,7 @@ def evenly_spread(count: int, of: int) -> list[int]:
 
 def windows(
     tokenizer: ModelTokenizer, texts: Sequence[str | Path], *, length: int, max_tokens: int | None
-) -> list[TextWindows]:
+) -> list[tuple[str, list[torch.Tensor]]]:
     """Split each of `texts` into windows that do not overlap.
 
     They begin anywhere in the text, as in transformers' perplexity, which is to be comparable.
@@ -176,6 +160,10 @@ def windows(
         length: Tokens of one window.
         max_tokens: How many tokens to take at most: as many of each text, and of a text that has
             fewer all of them. None: all.
+
+    Returns:
+        The name of each text, with its full windows [count, length] and the rest [1, n]; either may
+        be missing.
 
     Raises:
         CheckpointError: No token of the texts could be predicted, or they cannot be read.
@@ -192,8 +180,8 @@ def windows(
     for path, of, share in zip(paths, ids, _shares(counts, max_tokens), strict=True):
         in_windows = share // length * length
         parts = of[:in_windows].view(-1, length), of[None, in_windows:share]
-        by_text.append(TextWindows(as_given(path), [p for p in parts if len(p) and p.shape[1] > 1]))
-    if not any(each.windows for each in by_text):
+        by_text.append((as_given(path), [p for p in parts if len(p) and p.shape[1] > 1]))
+    if not any(parts for _, parts in by_text):
         raise CheckpointError(f"{_names(texts)}: fewer than 2 tokens")
     return by_text
 
