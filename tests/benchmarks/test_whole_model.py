@@ -11,8 +11,8 @@ from benchmarks.common.engine_process import EngineError
 from benchmarks.common.engine_questions import shares_of
 from benchmarks.common.json_lines import lines_of
 from benchmarks.engines.whole_model import serve
-from benchmarks.engines.whole_model.cells import CELLS, TWO_GPUS, Cell, chosen
-from benchmarks.engines.whole_model.models import BATCHES, DECODE, PREFILL, Batch, model
+from benchmarks.engines.whole_model.cells import CELLS, FREE, TWO_GPUS, Cell, chosen
+from benchmarks.engines.whole_model.models import BATCHES, DECODE, PREFILL, SEQUENCES, Batch, model
 from benchmarks.engines.whole_model.report import result_of
 
 
@@ -87,6 +87,22 @@ def test_a_failure_stops_nothing_and_only_what_is_missing_is_served_again(
     assert [row[0] for row in written.rows] == [cells[0].name, cells[1].name, cells[2].name]
     assert written.rows[0][1:] == (10, *[0.5] * len(BATCHES))
     assert written.ratio(written.rows[2], "16x2048->1, s") == 1.0
+
+
+def test_what_is_free_is_compared_at_each_number_of_sequences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "Engine", FakeEngine)
+    rows_of(tmp_path, FREE, *SEQUENCES)
+    stock, attention, layers = FakeEngine.started
+    assert "attention_backend" not in stock
+    assert (attention["attention_backend"], attention["load_format"]) == ("GAC", "dummy")
+    assert (layers["attention_backend"], layers["load_format"]) == ("GAC", "gac")
+    (tmp_path / "run.json").write_text('{"commit": "c", "date": "2026-01-01"}')
+    written = result_of(tmp_path)
+    assert written.cell(written.rows[2], "512x1024->256, s") == 0.5
+    assert written.cell(written.rows[2], "512 decoding, ms a step") == pytest.approx(0.9804)
+    assert [row[0] for row in written.rows] == [cell.name for cell in FREE]
 
 
 def test_two_gpus_are_compared_with_the_dense_model_on_as_many(

@@ -2,6 +2,7 @@
 
     python -m benchmarks.engines.whole_model run OUT [--cells NAMES]   # continues what is there
     python -m benchmarks.engines.whole_model run OUT --two-gpus        # beside one GPU
+    python -m benchmarks.engines.whole_model run OUT --free            # dense at 1 to 512 sequences
     python -m benchmarks.engines.whole_model report OUT RESULT.json
 
 A cell is a model in one precision. One engine serves all batches of a cell, and each batch is a

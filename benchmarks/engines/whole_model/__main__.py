@@ -8,10 +8,11 @@ from pathlib import Path
 
 from benchmarks.common.page import add_commit, documented, source
 from benchmarks.engines import whole_model
-from benchmarks.engines.whole_model.cells import TWO_GPUS, chosen
-from benchmarks.engines.whole_model.models import DECODE, PREFILL
+from benchmarks.engines.whole_model.cells import FREE, TWO_GPUS, chosen
+from benchmarks.engines.whole_model.models import DECODE, PREFILL, SEQUENCES
 from benchmarks.engines.whole_model.report import result_of
 from benchmarks.engines.whole_model.serve import serve_all
+from benchmarks.results.page import page
 
 
 def main() -> None:
@@ -21,7 +22,9 @@ def main() -> None:
     run_parser = verbs.add_parser("run", help="serve the cells that have no rows yet")
     run_parser.add_argument("out", type=Path, help="directory of rows.jsonl")
     run_parser.add_argument("--cells", help="names, separated by commas (all)")
-    run_parser.add_argument("--two-gpus", action="store_true", help="the cells of two GPUs")
+    other = run_parser.add_mutually_exclusive_group()
+    other.add_argument("--two-gpus", action="store_true", help="the cells of two GPUs")
+    other.add_argument("--free", action="store_true", help="the dense model on our kernels, too")
     add_commit(run_parser)
     report_parser = verbs.add_parser("report", help="write the result of the rows")
     report_parser.add_argument("runs", type=Path, help="directory of rows.jsonl")
@@ -42,6 +45,9 @@ def _run(args: argparse.Namespace) -> None:
     if args.two_gpus:
         serve_all(TWO_GPUS, args.out, (PREFILL, DECODE))
         print(*result_of(args.out).rows, sep="\n")
+    elif args.free:
+        serve_all(FREE, args.out, SEQUENCES)
+        print(page("", result_of(args.out)))
     else:
         serve_all(chosen(args.cells), args.out)
 

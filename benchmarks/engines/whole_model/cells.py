@@ -11,6 +11,8 @@ FOUR_BITS = ("int4_per_token_head", "turboquant_4bit_nc")
 DENSE = "dense"
 # The dense model with our decode kernel: nothing is compressed.
 OWN_ATTENTION = "dense-own-attention"
+# And with our layers, which in FP8 quantize in norms and SwiGLU.
+OWN_LAYERS = "dense-own-layers"
 # How two GPUs share a model.
 TP2, PP2 = "TP 2", "PP 2"
 SPLITS = {"": {}, TP2: {"tensor_parallel_size": 2}, PP2: {"pipeline_parallel_size": 2}}
@@ -49,12 +51,15 @@ CELLS = tuple(
         (DENSE, FP8, FP8),
         ("planned-fp8", FP8, FP8),
         *((form, FP8, FP8) for form in _FORMS[1:]),
+        (OWN_LAYERS, FP8, FP8),
         *((DENSE, FP8, cache) for cache in FOUR_BITS),
         *((form, BF16, BF16) for form in _FORMS),
         ("palu-heads", BF16, BF16),
         ("palu-heads-repaired", BF16, BF16),
     )
 )
+# What is gained without compression.
+FREE = tuple(Cell(model, FP8, FP8) for model in (DENSE, OWN_ATTENTION, OWN_LAYERS))
 # On two GPUs and on one.
 TWO_GPUS = tuple(
     Cell(model, FP8, FP8, split)

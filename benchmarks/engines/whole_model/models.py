@@ -47,7 +47,9 @@ BATCHES = (
     Batch(128, 2048, 256, runs=1),
     Batch(256, 2048, 128, runs=1),
 )
-# Of these, what is timed on two GPUs.
+# By these it is chosen whose kernels serve a step.
+SEQUENCES = tuple(Batch(count, 1024, 256, 1 + (count <= 64)) for count in (1, 8, 64, 256, 512))
+# Of BATCHES, what is timed on two GPUs.
 PREFILL, DECODE = BATCHES[0], replace(BATCHES[3], runs=2)
 _NARROW = 11520  # the width of narrower MLPs
 # Head sizes of PaLU's Llama-3-8B at a ratio of 0.8, by table 7 of "When Smaller Is Slower".
@@ -104,6 +106,9 @@ def model(name: str) -> Model:
     if name == "dense-own-attention":
         what = "as it was, with our decode kernel"
         return Model(what, DENSE, engine={"attention_backend": "GAC"})
+    if name == "dense-own-layers":
+        what = "as it was, with our decode kernel and our layers"
+        return Model(what, DENSE, {"weights": "dummy"}, {"attention_backend": "GAC"})
     if name == "heads-96-64":
         what = f"MLP width {_NARROW}, {heads} heads of (96, 64)"
         return of(what, [_section("rotary", heads, 96, heads, 64)] * count)

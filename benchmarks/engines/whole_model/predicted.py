@@ -17,7 +17,7 @@ from benchmarks.common.json_lines import lines_of
 from benchmarks.common.page import add_commit, documented, source
 from benchmarks.common.result import RANDOM_WEIGHTS, Cell, Result, command_of, on_machine
 from benchmarks.engines.whole_model.cells import BF16, DENSE, FOUR_BITS, FP8, OWN_ATTENTION
-from benchmarks.engines.whole_model.models import BATCHES, Batch, model
+from benchmarks.engines.whole_model.models import BATCHES, SEQUENCES, Batch, model
 from benchmarks.engines.whole_model.serve import ROWS
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds
 from vllm_gac.gpu.latency.layer import COMPRESSED, DENSE_WITH_GAC, BatchMix, Deployment, ServedBy
@@ -72,7 +72,7 @@ def main() -> None:
 
 def predict(rows: Sequence[Mapping[str, Any]], profile: GpuProfile) -> list[Step]:
     """The steps of a run's rows, but of caches that plans do not know."""
-    batches = {batch.name: batch for batch in BATCHES}
+    batches = {batch.name: batch for batch in (*BATCHES, *SEQUENCES)}
     dense = model(DENSE).layout
     layouts: dict[str, ModelLayout] = {}
     steps = []
