@@ -12,7 +12,6 @@ from benchmarks.engines.whole_model.cells import FREE, TWO_GPUS, chosen
 from benchmarks.engines.whole_model.models import DECODE, PREFILL, SEQUENCES
 from benchmarks.engines.whole_model.report import result_of
 from benchmarks.engines.whole_model.serve import serve_all
-from benchmarks.results.page import page
 
 
 def main() -> None:
@@ -47,7 +46,12 @@ def _run(args: argparse.Namespace) -> None:
         print(*result_of(args.out).rows, sep="\n")
     elif args.free:
         serve_all(FREE, args.out, SEQUENCES)
-        print(page("", result_of(args.out)))
+        written = result_of(args.out)
+        for row in written.rows[1:]:
+            gains = {column: written.ratio(row, column) for column in written.compared}
+            print(
+                row[0], *(f"{name} {gain:.3f}x" for name, gain in gains.items() if gain), sep="; "
+            )
     else:
         serve_all(chosen(args.cells), args.out)
 
