@@ -128,21 +128,27 @@ def shares_of(kernels: Iterable[tuple[float, float, str]]) -> dict[str, Any]:
 
     Returns:
         `owners`: the share of each, and of the time in which no kernel runs. `most`: of the kernels
-        that take most.
+        that take most. `idle`: of the time in which none runs before these.
     """
     owners: Counter[str] = Counter()
     names: Counter[str] = Counter()
+    waits: Counter[str] = Counter()
     ordered = sorted(kernels)
     until = ordered[0][0]
     for begin, end, name in ordered:
-        owners["idle"] += max(0.0, begin - until)
+        wait = max(0.0, begin - until)
+        owners["idle"] += wait
+        waits[name[:120]] += wait
         until = max(until, end)
         owner = next((what for what, known in _OWNERS.items() if re.search(known, name)), "rest")
         owners[owner] += end - begin
         names[f"{owner}: {name[:120]}"] += end - begin
-    most = (("owners", owners.most_common()), ("most", names.most_common(_NAMED)))
     span = until - ordered[0][0]
-    return {key: {name: round(time / span, 4) for name, time in taken} for key, taken in most}
+    most = {"owners": owners, "most": names, "idle": waits}
+    return {
+        key: {name: round(time / span, 4) for name, time in taken.most_common(_NAMED)}
+        for key, taken in most.items()
+    }
 
 
 def _requests(
