@@ -32,6 +32,7 @@ class Job:
         expected: Seconds that it should take. It does not begin with less time left.
         limit: Seconds after which it is ended.
         needs: Names of jobs that must have ended well.
+        after: Names of jobs that must have ended.
         alone: Whether it has a GPU to itself.
         gpu: Whether it takes a place on a GPU.
     """
@@ -41,6 +42,7 @@ class Job:
     expected: float
     limit: float
     needs: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
     alone: bool = False
     gpu: bool = True
 
@@ -108,7 +110,7 @@ class Lease:
         held = False  # a GPU is left to empty for the job that is to have it to itself
         running = {each.job.name for each in self._running}
         for job in list(self._waiting):
-            needs = set(job.needs) - self._done
+            needs = set(job.needs) - self._done | set(job.after) - self._done - self._lost
             if needs or (job.gpu and held):
                 held = held or (job.alone and needs <= running)  # it is next
                 continue

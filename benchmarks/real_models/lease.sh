@@ -11,7 +11,7 @@
 #   NEEDS: what must have come of .models; small_0 and small_1 are the parts of a second model.
 #   PARTS=0: no first model comes.
 #   COMPARISON, RUNS, PART, STARTS, TRAFFIC: see headline_jobs.py.
-#   TWO_GPUS=1: models on one GPU and on two come first.
+#   FIRST: what comes first (lease_jobs.py). OTHER_TEXTS=1: calibrations on other texts, too.
 #   HEAL: seconds that the healing of a row may take. RATE: its learning rate. MORE: tokens that the
 #   model asks and answers itself before that.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE,
@@ -23,7 +23,7 @@ export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/${NAME:-Qwen2.5-Coder-1.5B
 export SMALL=$L/SmolLM2-135M-Instruct SMALL_TEXTS=$L/small-texts SMALL_STATS=$L/small.safetensors SMALL_RESULTS=$L/out-small
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
 export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} INT4=${INT4:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} GPUS=${GPUS:-4} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
-export NEEDS=${NEEDS-gguf_pkg} TWO_GPUS=${TWO_GPUS:-} COMPARISON=${COMPARISON:-h200-fp8} PART=${PART:-1} STARTS=${STARTS:-1} TRAFFIC=${TRAFFIC:-} RUNS=${RUNS:-}
+export NEEDS=${NEEDS-gguf_pkg} FIRST=${FIRST:-} OTHER_TEXTS=${OTHER_TEXTS:-} COMPARISON=${COMPARISON:-h200-fp8} PART=${PART:-1} STARTS=${STARTS:-1} TRAFFIC=${TRAFFIC:-} RUNS=${RUNS:-}
 export HEAL=${HEAL:-600}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
 # What each process would compile again where the packages are read-only.
@@ -85,7 +85,8 @@ if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
   for name in rows.jsonl jobs.jsonl speed.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
   [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || (cd "$TEXTS" && tar -czf "$OUT/answers.tgz" answers* texts.json) || true
-  [ ! -e "$RESULTS/two_gpus/rows.jsonl" ] || tar -czf "$OUT/two_gpus.tgz" -C "$RESULTS" two_gpus/rows.jsonl two_gpus/run.json
+  more=$(cd "$RESULTS" && ls ./*/rows.jsonl ./*/run.json ./latent.json 2> /dev/null || true)
+  [ -z "$more" ] || tar -czf "$OUT/more.tgz" -C "$RESULTS" $more
   [ ! -e "$SMALL_RESULTS/rows.jsonl" ] || cp "$SMALL_RESULTS/rows.jsonl" "$OUT/rows_small.jsonl"
   if [ -e "$RESULTS/loadtest" ]; then # the runs so far, without what they were made of
     (cd "$RESULTS" && tar -c $(ls -d loadtest/*/{runs,turns,comparison.json,report.*,*.log} 2> /dev/null)) \
@@ -104,7 +105,7 @@ PY
 fi
 echo "== $(($(date +%s) - $(cat "$X/began"))) s after the first call"
 cat "$L/lease.log" 2> /dev/null || true
-tail -n 40 "$RESULTS/jobs.jsonl" "$RESULTS"/logs/{compare*,two-gpus}.log 2> /dev/null || true
+tail -n 40 "$RESULTS/jobs.jsonl" "$RESULTS"/logs/{compare*,two_gpus,free,latent}.log 2> /dev/null || true
 cat "$RESULTS/rows.jsonl" "$SMALL_RESULTS/rows.jsonl" 2> /dev/null > "$L/rows" || true
 python3 - "$L/rows" <<'PY' || true
 import json, sys

@@ -1,8 +1,9 @@
 """Prints the jobs of a lease: rows of a 1.5B and a 135M on one to four GPUs, by their worth.
 
 lease.sh runs them, and has the variables. The dense model's rows in FP8 are those of an earlier
-lease. With TWO_GPUS=1, models of an 8B's shape are served on one GPU and on two before all others.
-At home, in the directory of its rows.jsonl and run.json:
+lease. FIRST names what runs before all others, each alone: `two_gpus`, models of an 8B's shape on
+one GPU and on two; `free`, the dense model of that shape by vLLM and by our layers; `latent`, the
+decode kernel. At home, in the directory of the first two:
 
     python -m benchmarks.engines.whole_model report . RESULT.json
 """
@@ -20,13 +21,15 @@ _MEASURE = (
     "--keep --commit $COMMIT --seconds 1500 --heal-seconds $HEAL ${RATE:+--heal-rate $RATE} "
     "--device $DEVICE --windows 0"
 )
+_WHOLE_MODEL = "python3 -m benchmarks.engines.whole_model run --commit $COMMIT"
 # NVLink multicast stays off: it can put GPUs that others share out of service.
-_TWO_GPUS = (
-    "NCCL_NVLS_ENABLE=0 VLLM_ALLREDUCE_USE_SYMM_MEM=0 "
-    "python3 -m benchmarks.engines.whole_model run $RESULTS/two_gpus --two-gpus --commit $COMMIT"
-)
-# What waits until both GPUs are free.
-_FIRST = ("two-gpus",) if os.environ.get("TWO_GPUS") else ()
+_ONE_RANK = "NCCL_NVLS_ENABLE=0 VLLM_ALLREDUCE_USE_SYMM_MEM=0"
+_ALONE = {
+    "two_gpus": (f"{_ONE_RANK} {_WHOLE_MODEL} --two-gpus $RESULTS/two_gpus", 1300),
+    "free": (f"{_WHOLE_MODEL} --free $RESULTS/free", 420),
+    "latent": ("python3 -m benchmarks.kernels.decode $RESULTS/latent.json --keys latent", 100),
+}
+_FIRST = os.environ.get("FIRST", "").split()
 # A run that was stopped goes on.
 _CALIBRATE = (
     "OMP_NUM_THREADS=$((3 * OMP_NUM_THREADS)) python3 -m vllm_gac calibrate $MODEL "
@@ -50,6 +53,13 @@ _MORE_TOKENS = float(os.environ.get("MORE", "0"))
 _TOKENS_PER_SECOND = 20_000  # that it writes
 # Compressed and measured, to compare with the expected loss.
 _EXPECTED = ("MLP .9", "MLP .8")
+_OTHER_TEXTS = (
+    (("code", "answers"), 65_536),
+    (("code",), 262_144),
+    (("answers",), 262_144),
+    (("code", "answers"), 262_144),
+    (("code", "answers"), 1_048_576),
+)
 # Output tokens a second on a GPU that does nothing else.
 _SPEED = "$R speed $MODEL $RESULTS --commit $COMMIT --rows "
 _SPEED_ROWS = (OWN_ATTENTION, "KV .5", DENSE, "all methods .9, KV .75")  # if time is short
@@ -127,6 +137,34 @@ def before_all() -> list[dict[str, Any]]:
     ]
 
 
+def _of_all_gpus(name: str) -> dict[str, Any]:
+    """No GPU is this job's own: no other job has one until it is over."""
+    before = _FIRST[: _FIRST.index(name)]
+    return job(name, _ALONE[name][0], _ALONE[name][1], gpu=False) | {"after": before}
+
+
+def _calibrated_on_other_texts() -> list[dict[str, Any]]:
+    """Half the cache, by calibrations on other kinds of text and on more and less of it."""
+    jobs = []
+    for kinds, tokens in _OTHER_TEXTS:
+        name = f"{'-'.join(kinds)}-{tokens}"
+        files = " ".join(f"$TEXTS/{kind}-calibration.jsonl.gz" for kind in kinds)
+        stats = f"$WORK/{name}.safetensors"
+        calibrate = (
+            f"python3 -m vllm_gac calibrate $MODEL --text {files} --max-tokens {tokens} "
+            f"--method heads --out {stats} --device $DEVICE"
+        )
+        measure = (
+            f"$R measure $MODEL $RESULTS/{name} --texts $TEXTS --problems $PROBLEMS "
+            f"--stats {stats} --work $WORK/{name} --commit $COMMIT --device $DEVICE --windows 0 "
+            f'--rows "{_ROWS[0]}" --max-tokens $TEXT_TOKENS --precisions fp8 --samples $SAMPLES'
+        )
+        expected = 50 + tokens / 3000
+        before = job(f"calibrate-{name}", calibrate, expected, "answers") | {"after": _FIRST}
+        jobs += [before, job(f"measure-{name}", measure, 400, before["name"])]
+    return jobs
+
+
 def _heal(row: str) -> dict[str, Any]:
     """Alone: beside four other jobs it trains on 13,000 tokens a second instead of 33,000."""
     needs = f"make-{directory_name(row)}", *(job["name"] for job in _more())
@@ -144,7 +182,7 @@ def _int4() -> list[dict[str, Any]]:
     """Rows of quantized weights: made, healed, served and measured on texts."""
     every = [*_INT4_ROWS, *_INT4_HEALED]
     return [
-        job("make-w4a16", _MAKE_INT4, 100, "answers", *_FIRST),
+        job("make-w4a16", _MAKE_INT4, 100, "answers") | {"after": _FIRST},
         job("calibrate-w4a16", _CALIBRATE_INT4, 80, "make-w4a16"),
         *(make(row, 60, "calibrate-w4a16") for row in _INT4_ROWS[1:]),
         *(_heal(row) for row in _INT4_ROWS[1:]),
@@ -190,10 +228,11 @@ def _speed(name: str, rows: Sequence[str], expected: float) -> dict[str, Any]:
 def main() -> None:
     """Print them."""
     *first, calibrate = before_all()
-    calibrate["needs"] = (*calibrate["needs"], *_FIRST)
+    calibrate["after"] = _FIRST
     jobs = [
-        *((job("two-gpus", _TWO_GPUS, 360, gpu=False),) if _FIRST else ()),
+        *(_of_all_gpus(name) for name in _FIRST),
         *(*first, *_more(), calibrate),
+        *(_calibrated_on_other_texts() if os.environ.get("OTHER_TEXTS") else ()),
         *(_int4() if _INT4_COMES else ()),
         *(make(row, 130, "calibrate") for row in _HEALED),
         job("served-dense", _DENSE, 170, "calibrate"),

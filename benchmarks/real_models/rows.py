@@ -53,8 +53,7 @@ _COMPRESSED = {
     "low rank .8": _planned(0.8, None, "--method", "lowrank"),
     "MLP .9": _planned(0.9, None, "--method", "prune"),
     "MLP .8": _planned(0.8, None, "--method", "prune"),
-    "asked .01": Row(["--max-loss", "0.01"]),
-    "asked .05": Row(["--max-loss", "0.05"]),
+    **{f"asked .{share}": Row(["--max-loss", f"0.{share}"]) for share in ("005", "01", "02", "05")},
     "KV .5, rotary": _planned(None, 0.5, "--method", "heads", "--key-form", "rotary"),
     "KV .5, latent": _planned(None, 0.5, "--method", "heads", "--key-form", "latent"),
     "KV .5, rotary, nothing merged": _planned(

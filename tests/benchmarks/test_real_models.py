@@ -287,7 +287,8 @@ def test_a_lease_runs_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         Job("first", "sleep 0.5; echo made > made", 1, 30),
         Job("second", "cat made", 1, 30, ["first"]),
         Job("fails", "exit 3", 1, 30),
-        Job("after", "touch never", 1, 30, ["fails"]),
+        Job("needs", "touch never", 1, 30, ["fails"]),
+        Job("after", "cat made", 1, 30, after=["fails", "first"]),
         # A process group of its own, as an engine has.
         Job("hangs", f"setsid -w true; bash -mc 'sleep 60 & echo $! > {child}; wait'", 1, 2),
         Job("long", "touch never", 99, 99),
@@ -299,7 +300,8 @@ def test_a_lease_runs_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "first": 0,
         "second": 0,
         "fails": 3,
-        "after": "needs {'fails'}",
+        "needs": "needs {'fails'}",
+        "after": 0,
         "hangs": "too long",
         "long": "no time",
     }
@@ -330,12 +332,15 @@ def test_a_lease_has_all_that_its_jobs_need(
     monkeypatch.setattr(lease_jobs, "_GPUS", gpus)
     monkeypatch.setattr(lease_jobs, "_MORE_TOKENS", 1e6)
     monkeypatch.setattr(lease_jobs, "_INT4_COMES", True)
-    monkeypatch.setattr(lease_jobs, "_FIRST", ("two-gpus",))
+    monkeypatch.setattr(lease_jobs, "_FIRST", ["two_gpus", "latent"])
+    monkeypatch.setenv("OTHER_TEXTS", "1")
     lease_jobs.main()
     jobs = {job["name"]: Job(**job) for job in json.loads(capsys.readouterr().out)}
     assert {need for job in jobs.values() for need in job.needs} <= set(jobs)
     assert jobs["make-kv--5--healed"].alone
-    assert "two-gpus" in jobs["calibrate"].needs
+    assert jobs["calibrate"].after == jobs["make-w4a16"].after == ["two_gpus", "latent"]
+    assert jobs["latent"].after == ["two_gpus"]
+    assert jobs["measure-code-262144"].needs == ["calibrate-code-262144"]
     assert "more" in jobs["make-kv--5--healed"].needs
     assert "make-w4a16--kv--5" in jobs["make-w4a16--kv--5--healed"].needs
     assert '"${PRECISIONS/#fp8/fp8 cache}"' in jobs["served-w4a16--kv--5--healed"].command
