@@ -37,7 +37,7 @@ def print_budgets(plan: "Plan") -> None:
         print(f"{'':13}  {text[:1].upper()}{text[1:]}.")
     if plan.expected_loss is not None:
         said = in_words(plan.expected_loss, plan.notes.get("expected_interval"))
-        print(f"{'expected loss':13}  {said}, measured on this model.")
+        print(f"{'expected loss':13}  By probes of this model: {said}.")
         print(f"{'':13}  On text like the calibration's; tasks lose far more.")
     elif isinstance(loss := plan.notes.get("expected_loss"), int | float):
         print(f"{'expected loss':13}  {loss:.4f} nats per token, estimated from other models")
