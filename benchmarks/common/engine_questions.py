@@ -76,7 +76,8 @@ def kernel_shares(llm: Any, prompts: int, length: int, output: int, seed: object
     The arguments are those of `batch_seconds`. Prefill is profiled if answers have one token.
 
     Returns:
-        As `shares_of`.
+        As `shares_of`; and `allocated`, how often torch took memory from the GPU meanwhile, which
+        all kernels wait for.
     """
     batch, sampling = _requests(llm, prompts, length, output, seed)
     engine, decodes = llm.llm_engine, output > 1
@@ -99,8 +100,10 @@ def kernel_shares(llm: Any, prompts: int, length: int, output: int, seed: object
 
 
 def _begin_profile(worker: Any) -> None:
+    import torch
     from torch.profiler import ProfilerActivity, profile
 
+    worker.allocated = torch.cuda.memory_stats()["num_device_alloc"]
     worker.kernel_profile = profile(activities=[ProfilerActivity.CUDA])
     worker.kernel_profile.start()
 
@@ -110,7 +113,8 @@ def _end_profile(worker: Any) -> dict[str, Any]:
 
     torch.accelerator.synchronize()
     worker.kernel_profile.stop()
-    return shares_of(kernels_of(worker.kernel_profile))
+    allocated = torch.cuda.memory_stats()["num_device_alloc"] - worker.allocated
+    return shares_of(kernels_of(worker.kernel_profile)) | {"allocated": allocated}
 
 
 def kernels_of(profiled: Any) -> Iterator[tuple[float, float, str]]:
