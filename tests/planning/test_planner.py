@@ -221,15 +221,25 @@ def test_a_loss_that_other_budgets_do_not_allow_is_answered_with_the_least(
     best_plan(demo, losses, PlanRequest(**given, max_loss=least + 1e-4))
 
 
-def test_a_deployment_to_plan_for_without_a_budget_is_only_told(models: Models) -> None:
-    plain = best_plan(
-        models["demo"], made_up_losses(models["demo"].layout), PlanRequest(kv_ratio=0.5)
-    )
-    request = PlanRequest(kv_ratio=0.5, gpu="h200")
-    told = best_plan(models["demo"], made_up_losses(models["demo"].layout), request)
+def test_where_times_are_predicted_a_plan_that_loses_about_as_little_is_the_fastest(
+    models: Models,
+) -> None:
+    big, request = models["big"], PlanRequest(kv_ratio=0.5, methods=("heads",), gpu="h200")
+    losses = made_up_losses(big.layout)
+    plain = best_plan(big, losses, replace(request, gpu=None))
+    faster = best_plan(big, losses, request)
     assert plain.nanoseconds is None
-    assert told.nanoseconds is not None
-    assert told.layers == plain.layers
+    assert plain.expected_loss is not None
+    assert faster.expected_loss is not None
+    assert plain.expected_loss < faster.expected_loss <= 1.02 * plain.expected_loss
+    assert faster.kv_elements.used <= plain.kv_elements.allowed
+    deployment = request.deployment()
+    assert deployment is not None
+    times = [
+        deployment.nanoseconds(big.layout, planned_layout(big, plan).layers)
+        for plan in (faster, plain)
+    ]
+    assert times[0] < times[1]
 
 
 def test_each_of_several_gpus_is_predicted_its_part(models: Models) -> None:
@@ -256,8 +266,8 @@ LIMITED, SLOWER = "the dense model's time was taken as a limit", "slower than th
 @pytest.mark.parametrize(
     ("gpu", "name", "given", "limit", "said"),
     [
-        ("h100", "big", LIGHT | LOW_RANK | FP8, "dense model", LIMITED),
-        ("h200", "big", LIGHT | LOW_RANK | FP8, "dense model", LIMITED),
+        ("h100", "big", LIGHT | LOW_RANK | FP8, "dense model", ""),
+        ("h200", "big", LIGHT | LOW_RANK | FP8 | {"param_ratio": 0.8}, "dense model", LIMITED),
         ("h200", "big", HEAVY | LOW_RANK | FP8, "dense model", ""),
         ("h100", "big", LIGHT | {"kv_ratio": 0.9, "methods": ("heads",)}, "dense model", ""),
         ("h100", "demo", LIGHT | LOW_RANK | FP8, "none", SLOWER),
