@@ -42,8 +42,8 @@ class Mock:
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                while await self._serve_one(reader, writer):
-                    pass
+                while True:
+                    await self._serve_one(reader, writer)
             except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 pass  # the client has disconnected
             finally:
@@ -51,38 +51,28 @@ class Mock:
 
         return await asyncio.start_server(connected, host, port, backlog=1024)
 
-    async def answer(
-        self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bool:
-        """Answer token by token. Returns whether the connection can take another request."""
+    async def answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        """Answer token by token."""
         head = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         writer.write(b"HTTP/1.1 200 OK\r\n" + head)
         loop = asyncio.get_running_loop()
         for k in range(asked.count):
-            await asyncio.sleep(self.due(asked, k) - loop.time())
+            due = asked.arrived + self.timing.ttft + k * self.timing.itl
+            await asyncio.sleep(due - loop.time())
             if asked.chat and k == 0:
                 role = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-                write_event(writer, {"choices": [role]})
-            write_event(writer, self.token(asked, k))
+                _write_event(writer, {"choices": [role]})
+            text = {"delta": {"content": " mock"}} if asked.chat else {"text": " mock"}
+            finish = "length" if k == asked.count - 1 else None
+            _write_event(writer, {"choices": [{"index": 0, **text, "finish_reason": finish}]})
             await writer.drain()
         usage = {"prompt_tokens": len(asked.prompt), "completion_tokens": asked.count}
-        write_event(writer, {"choices": [], "usage": usage})
+        _write_event(writer, {"choices": [], "usage": usage})
         _chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         await writer.drain()
-        return True
 
-    def due(self, asked: Asked, k: int) -> float:
-        """When token `k` is due, by the loop's clock."""
-        return asked.arrived + self.timing.ttft + k * self.timing.itl
-
-    def token(self, asked: Asked, k: int) -> dict[str, Any]:
-        """The event of token `k`."""
-        text = {"delta": {"content": " mock"}} if asked.chat else {"text": " mock"}
-        finish = "length" if k == asked.count - 1 else None
-        return {"choices": [{"index": 0, **text, "finish_reason": finish}]}
-
-    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         arrived = asyncio.get_running_loop().time()
         method, path, _ = head[0].split(" ", 2)
@@ -91,17 +81,17 @@ class Mock:
         if method == "GET":
             models = {"object": "list", "data": [{"id": "mock", "object": "model"}]}
             known = {"/health": {}, "/v1/models": models}
-            return reply(writer, 200 if path in known else 404, known.get(path, {}))
+            return _reply(writer, 200 if path in known else 404, known.get(path, {}))
         if path not in ("/v1/completions", "/v1/chat/completions"):
-            return reply(writer, 404, {"error": {"message": f"no {path}"}})
+            return _reply(writer, 404, {"error": {"message": f"no {path}"}})
         try:
             request = json.loads(body)
             count = int(request.get("max_completion_tokens") or request["max_tokens"])
             prompt = _prompt(request)
         except (ValueError, KeyError, TypeError) as error:
-            return reply(writer, 400, {"error": {"message": f"bad request: {error!r}"}})
+            return _reply(writer, 400, {"error": {"message": f"bad request: {error!r}"}})
         chat = path.endswith("chat/completions")
-        return await self.answer(Asked(prompt, count, chat, arrived), reader, writer)
+        return await self.answer(Asked(prompt, count, chat, arrived), writer)
 
 
 def _prompt(request: dict[str, Any]) -> list[Any]:
@@ -112,20 +102,18 @@ def _prompt(request: dict[str, Any]) -> list[Any]:
     return prompt if isinstance(prompt, list) else prompt.split()
 
 
-def write_event(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:
-    """Write one event."""
+def _write_event(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:
     _chunk(writer, b"data: " + json.dumps(content).encode() + b"\n\n")
 
 
-def reply(writer: asyncio.StreamWriter, status: int, content: dict[str, Any]) -> bool:
-    """Write an answer that is no stream. Returns True, as `Mock.answer` does."""
+def _reply(writer: asyncio.StreamWriter, status: int, content: dict[str, Any]) -> None:
+    """Write an answer that is no stream."""
     body = json.dumps(content).encode()
     writer.write(
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n".encode()
         + body
     )
-    return True
 
 
 def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:

@@ -286,16 +286,16 @@ def test_steps_whose_client_did_not_keep_up_are_repeated_once(
 @pytest.mark.parametrize(
     ("server", "message"),
     [
-        (
-            "{python} -m tests.loadtest.faulty_server refuse 1 /dev/null 0.1 0.02 {{port}}",
-            "every request failed, such as",
-        ),
+        # A server of files: of one, /health, and of no POST.
+        ("{python} -m http.server -d HERE {{port}}", "every request failed, such as by HTTP 501"),
         ("timeout 8 {python} -m loadtest mock --port {{port}}", "the server exited with 124"),
     ],
 )
 def test_a_server_that_answers_nothing_or_dies_ends_the_comparison(
     tmp_path: Path, server: str, message: str
 ) -> None:
+    (tmp_path / "health").touch()
+    server = server.replace("HERE", str(tmp_path))
     text = TEXT.replace("{python} -m loadtest mock --port {{port}} --itl 0.04", server)
     path = written(tmp_path, text.replace("duration: 2", "duration: 600"), port=free_port())
     with pytest.raises(LoadTestError, match=message) as raised:

@@ -5,12 +5,14 @@ import math
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.runs.health import ProcessHealth, late_at_any_moment
+from loadtest.runs import health
+from loadtest.runs.health import HealthMonitor, ProcessHealth, late_at_any_moment
 from loadtest.runs.records import kind
 from loadtest.runs.run import begin_run, load_run
 from loadtest.runs.target import Target
@@ -61,6 +63,22 @@ def test_lateness_at_any_moment_is_what_random_moments_meet() -> None:
     asleep = np.where(left <= late[sleep], left, 0.0)
     assert late_at_any_moment(late, 99) == pytest.approx(np.percentile(asleep, 99), rel=0.03)
     assert late_at_any_moment([0.0] * 5, 99) == 0
+
+
+def test_a_process_that_sleeps_longer_than_it_wants_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds + 0.09
+
+    clock = SimpleNamespace(sleep=sleep, perf_counter=lambda: now, process_time=time.process_time)
+    monkeypatch.setattr(health, "time", clock)
+    seen = HealthMonitor(1).stop()
+    assert seen.process == 1
+    assert 0.08 < seen.wake_p99 < seen.wake_max == pytest.approx(0.09)
 
 
 def test_the_clients_own_failures_are_not_the_servers(tmp_path: Path) -> None:
