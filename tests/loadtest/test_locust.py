@@ -9,28 +9,50 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from loadtest.client.command import client_command
 from loadtest.runs.run import load_run
-from tests.loadtest.locusts import (
-    PRIORITY,
-    ROOT,
-    locust,
-    started,
-    written_schedule,
-)
+from loadtest.traffic.generate import generate
+from loadtest.traffic.schedule import write_schedule
+from tests.loadtest.runs import scenario
 from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.needs("locust")
+ROOT = Path(__file__).parents[2]
+LOCUSTFILE = Path(__file__).with_name("patient_locustfile.py")
+
+
+def written_schedule(directory: Path, rate: float, duration: float, output: int) -> Path:
+    lengths = {"input": 32, "output": output}
+    path = directory / "schedule.jsonl"
+    write_schedule(generate(scenario(lengths=lengths, rate=rate, duration=duration)), path)
+    return path
+
+
+def started(schedule: Path, url: str, out: Path, *more: str) -> subprocess.Popen[str]:
+    """The client as users start it; all that it prints is one stream."""
+    command = client_command(url, "mock", schedule, out, *more)
+    command[command.index("-f") + 1] = str(LOCUSTFILE)
+    into: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, **into)
+
+
+def ended(*arguments: Any) -> tuple[int, str]:
+    """The exit status of the client, and what it has printed."""
+    with started(*arguments) as process:
+        output, _ = process.communicate(timeout=600)
+    return process.returncode, output
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The mock in a process of its own: it must not share the client's or the test's time."""
-    mock = [*PRIORITY, sys.executable, "-m", "loadtest", "mock", "--port", "0"]
+    mock = [sys.executable, "-m", "loadtest", "mock", "--port", "0"]
     with subprocess.Popen(mock, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
@@ -42,8 +64,8 @@ def test_processes_share_the_schedule_and_leave_one_record_per_request(
 ) -> None:
     schedule = written_schedule(tmp_path, rate=15, duration=2, output=4)
     more = ("--processes", "2", "--label", "it")
-    done = locust(schedule, server, tmp_path / "run", *more)
-    assert done.returncode in (0, 3), done.stderr  # 3 on a machine that is busy otherwise
+    status, output = ended(schedule, server, tmp_path / "run", *more)
+    assert status in (0, 3), output  # 3 on a machine that is busy otherwise
     run = load_run(tmp_path / "run")
     count = len(run.schedule.requests)
     assert [record.index for record in run.records] == list(range(count))
@@ -56,7 +78,7 @@ def test_processes_share_the_schedule_and_leave_one_record_per_request(
     assert "--processes 2" in run.info["command"]
     # Locust's own table is of the same requests. On a busy machine the last report of a worker may
     # come after the table, so it may show fewer.
-    in_table = re.search(r"LLM +ttft +(\d+) ", done.stderr)
+    in_table = re.search(r"LLM +ttft +(\d+) ", output)
     assert in_table
     assert 0 < int(in_table[1]) <= count
 
@@ -79,13 +101,13 @@ def test_ctrl_c_keeps_the_records_and_says_invalid(server: str, tmp_path: Path) 
 def test_a_wrong_schedule_is_one_line_before_any_request(server: str, tmp_path: Path) -> None:
     path = tmp_path / "schedule.jsonl"
     path.write_text("{}")
-    done = locust(path, server, tmp_path / "run", "--processes", "2")
-    assert done.returncode == 2
+    status, output = ended(path, server, tmp_path / "run", "--processes", "2")
+    assert status == 2
     # No worker is left that looks for its master until it gives up.
-    assert not re.search(r"Failed to connect to master .* retry (\d+)/\1\b", done.stderr)
-    assert done.stderr.count("error: ") == 1
-    assert "schedule.jsonl:1: timestamp: Field required" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert not re.search(r"Failed to connect to master .* retry (\d+)/\1\b", output)
+    assert output.count("error: ") == 1
+    assert "schedule.jsonl:1: timestamp: Field required" in output
+    assert "Traceback" not in output
     assert not (tmp_path / "run").exists()
 
 
@@ -93,9 +115,9 @@ def test_a_run_is_never_overwritten(server: str, tmp_path: Path) -> None:
     schedule = written_schedule(tmp_path, rate=5, duration=1, output=2)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text(json.dumps({"precious": 1}))
-    done = locust(schedule, server, tmp_path / "run")
-    assert done.returncode == 2
-    assert "holds a run already" in done.stderr
+    status, output = ended(schedule, server, tmp_path / "run")
+    assert status == 2
+    assert "holds a run already" in output
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
 
 
