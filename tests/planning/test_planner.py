@@ -482,8 +482,3 @@ def test_a_compressed_model_is_not_planned_for(tmp_path: Path) -> None:
 def test_conflicting_options_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError, match=said):
         PlanRequest(**given)
-
-
-def test_numbers_of_numpy_are_numbers() -> None:
-    request = PlanRequest(param_ratio=float(np.float32(0.5)), decode_batch=np.int64(8))
-    assert request.decode_batch == 8

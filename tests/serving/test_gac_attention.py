@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.serving.agreement import PROMPTS, TIE, TOP_ERROR
 from tests.serving.engines import (
@@ -16,9 +15,7 @@ from tests.serving.engines import (
     in_engine_process,
 )
 from tests.serving.server import serve
-from tests.support.dense_models import config, write
 from vllm_gac import demo
-from vllm_gac.layout.families import FAMILIES
 from vllm_gac.serving.registration import BACKENDS
 
 # The loader is vLLM's own, prompts are cached and come in chunks, and so do graphs of many sizes.
@@ -106,30 +103,6 @@ def _error(actual: Answers, expected: Answers) -> float:
         for token in ours.keys() & theirs.keys()
     ]
     return sum(errors) / len(errors)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("family", FAMILIES)
-def test_gac_attention_matches_flash_attention_for_every_family(
-    family: str, tmp_path: Path
-) -> None:
-    window = {"sliding_window": 64} if family == "mistral" else {}
-    raw = config(
-        model_type=family,
-        architectures=[FAMILIES[family].architecture],
-        hidden_size=512,
-        num_attention_heads=8,
-        head_dim=128,
-        vocab_size=4096,
-        **window,
-    )
-    write(tmp_path / "model", raw, torch.bfloat16, tokenizer=False)
-    options = {"skip_tokenizer_init": True, "max_model_len": 256}
-    stock, ours = (
-        _served(tmp_path / "model", backend, "auto", **options) for backend in ("FLASH_ATTN", "GAC")
-    )
-    assert ours["attention"] == ["GacImpl"]
-    _agree(ours, stock, TOP_ERROR)
 
 
 @pytest.mark.gpu
