@@ -175,6 +175,9 @@ def test_capacity_is_between_what_is_surely_good_and_surely_bad() -> None:
     # At the lowest rate of these, more than 1 % failed: the next one is below it.
     alone = capacity("a", "b", rows[2:])
     assert (alone.rate.low, alone.rate.high, alone.next_rate) == (0, 12, 8)
+    # What seems good and bad is close together: the next one is where a limit is missing.
+    assert capacity("a", "b", [at_rate(8, 0, 100), at_rate(9, 3, 100)]).next_rate == 11.2
+    assert capacity("a", "b", [at_rate(8, 0, 100), at_rate(9, 60, 900)]).next_rate == 6.4
 
 
 def test_what_higher_rates_answered_tells_of_a_lower_one() -> None:
@@ -184,30 +187,3 @@ def test_what_higher_rates_answered_tells_of_a_lower_one() -> None:
     limits = capacity("a", "b", rows)
     assert (limits.rate.low, limits.rate.high) == (4, 8)
     assert math.isinf(capacity("a", "b", rows[:3]).rate.high)
-
-
-def searched(true: float, steps: int, seed: int) -> tuple[float, float]:
-    """The limits after a search of `steps` steps of a minute for the capacity `true`.
-
-    1 % of the requests are bad at the capacity, and 45 % at 1.1 times.
-    """
-    random = np.random.default_rng(seed)
-
-    def tested(rate: float) -> AtRate:
-        count = max(int(random.poisson(rate * 60)), 1)
-        kept = random.random(count) >= min(0.01 * (rate / true) ** 40, 1.0)
-        numbers = np.sort(random.integers(0, 3, count))
-        return AtRate(rate, Samples(kept.astype(np.float64), numbers), 3)
-
-    rows = [tested(start * true) for start in (0.6, 1.7)]
-    for _ in range(steps):
-        rows.append(tested(capacity("", "", rows).next_rate))
-    limits = capacity("", "", rows).rate
-    return limits.low, limits.high
-
-
-def test_a_search_finds_a_capacity_of_a_few_requests_per_second() -> None:
-    limits = [searched(3.0, 8, seed) for seed in range(40)]
-    assert sum(low <= 3 <= high for low, high in limits) >= 36
-    widths = sorted(math.sqrt(high / low) - 1 if low else math.inf for low, high in limits)
-    assert widths[20] < 0.3
