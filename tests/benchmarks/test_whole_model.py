@@ -12,7 +12,15 @@ from benchmarks.common.engine_questions import shares_of
 from benchmarks.common.json_lines import lines_of
 from benchmarks.engines.whole_model import serve
 from benchmarks.engines.whole_model.cells import CELLS, FREE, TWO_GPUS, Cell, chosen
-from benchmarks.engines.whole_model.models import BATCHES, DECODE, PREFILL, SEQUENCES, Batch, model
+from benchmarks.engines.whole_model.models import (
+    BATCHES,
+    DECODE,
+    ONE_PROMPT,
+    PREFILL,
+    SEQUENCES,
+    Batch,
+    model,
+)
 from benchmarks.engines.whole_model.report import result_of
 
 
@@ -111,13 +119,13 @@ def test_two_gpus_are_compared_with_the_dense_model_on_as_many(
     monkeypatch.setattr(serve, "Engine", FakeEngine)
     failed = TWO_GPUS[3].name
     monkeypatch.setattr(FakeEngine, "broken", failed)
-    rows_of(tmp_path, TWO_GPUS, PREFILL, DECODE)
+    rows_of(tmp_path, TWO_GPUS, ONE_PROMPT, PREFILL, DECODE)
     (tmp_path / "run.json").write_text('{"commit": "c", "date": "2026-01-01"}')
     written = result_of(tmp_path)
     assert [*written.failed] == [failed]
     plan, no_dense = (written.rows[index] for index in (1, 4))
     assert isinstance(plan, dict)
-    assert plan["prefill"] == 16 * 2048 / 0.5
+    assert (plan["prefill"], plan["one prompt"]) == (16 * 2048 / 0.5, 4096 / 0.5)
     assert (plan["decode"], plan["decode, times dense"]) == (128 * 255 / 0.25, 1.0)
     assert plan["prefill, ms by owner"] == "GEMM 300, idle 200"
     assert [written.cell(no_dense, f"decode{times}") for times in ("", ", times dense")] == [

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.common.page import add_commit, documented, source
 from benchmarks.engines import whole_model
 from benchmarks.engines.whole_model.cells import FREE, TWO_GPUS, chosen
-from benchmarks.engines.whole_model.models import DECODE, PREFILL, SEQUENCES
+from benchmarks.engines.whole_model.models import DECODE, ONE_PROMPT, PREFILL, SEQUENCES
 from benchmarks.engines.whole_model.report import result_of
 from benchmarks.engines.whole_model.serve import serve_all
 
@@ -42,7 +42,7 @@ def _run(args: argparse.Namespace) -> None:
     if not about.exists():
         about.write_text(json.dumps(source(args.commit)) + "\n")
     if args.two_gpus:
-        serve_all(TWO_GPUS, args.out, (PREFILL, DECODE))
+        serve_all(TWO_GPUS, args.out, (ONE_PROMPT, PREFILL, DECODE))
         print(*result_of(args.out).rows, sep="\n")
     elif args.free:
         serve_all(FREE, args.out, SEQUENCES)

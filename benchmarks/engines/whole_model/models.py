@@ -51,6 +51,7 @@ BATCHES = (
 SEQUENCES = tuple(Batch(count, 1024, 256, 1 + (count <= 64)) for count in (1, 8, 64, 256, 512))
 # Of BATCHES, what is timed on two GPUs.
 PREFILL, DECODE = BATCHES[0], replace(BATCHES[3], runs=2)
+ONE_PROMPT = Batch(1, 4096, 1)  # takes as long as the host, if that is slower than the GPU
 _NARROW = 11520  # the width of narrower MLPs
 # Head sizes of PaLU's Llama-3-8B at a ratio of 0.8, by table 7 of "When Smaller Is Slower".
 _PALU_SIZES = (114, 117, 121, 125)

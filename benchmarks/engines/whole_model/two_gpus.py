@@ -8,10 +8,11 @@ from typing import Any
 
 from benchmarks.common.result import RANDOM_WEIGHTS, Result
 from benchmarks.engines.whole_model.cells import DENSE, TWO_GPUS
-from benchmarks.engines.whole_model.models import DECODE, PREFILL
+from benchmarks.engines.whole_model.models import DECODE, ONE_PROMPT, PREFILL
 
 # By phase: a batch, which of its times counts, and the tokens and number of steps in it.
 _PHASES = {
+    "one prompt": (ONE_PROMPT, "seconds", ONE_PROMPT.length, 1),
     "prefill": (PREFILL, "seconds", PREFILL.prompts * PREFILL.length, 1),
     "decode": (DECODE, "decode_seconds", DECODE.prompts, DECODE.output - 1),
 }
@@ -52,8 +53,8 @@ def result_of_two(rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -
         rows=tuple({key: found[cell.name].get(key) for key in columns} for cell in TWO_GPUS),
         tables=(_SPEEDS, ("model", *_OWNERS)),
         notes=(
-            f"Tokens a second, of {PREFILL.name}, and of {DECODE.name} once all sequences decode. "
-            "Times dense: on as many GPUs.",
+            f"Tokens a second, of {ONE_PROMPT.name}, of {PREFILL.name}, and of {DECODE.name} once "
+            "all sequences decode. Times dense: on as many GPUs.",
             "Owners are shares of a profile of rank 0, times what the whole prefill, or a step of "
             "decoding, takes without one.",
         ),
