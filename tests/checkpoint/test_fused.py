@@ -13,7 +13,6 @@ from tests.support.stored_models import change_tensors
 from vllm_gac.checkpoint.open import open_checkpoint, open_dense
 from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.dims import layout_of
 
 PHI = config(model_type="phi3", num_key_value_heads=1)  # 64 rows of q, 16 of k, 16 of v
 QKV, GATE_UP = (f"model.layers.1.{x}_proj.weight" for x in ("self_attn.qkv", "mlp.gate_up"))
@@ -78,34 +77,3 @@ def test_other_families_have_no_fused_tensors(tmp_path: Path) -> None:
     (model / "config.json").write_text(json.dumps(config(num_key_value_heads=1)))
     with pytest.raises(CheckpointError, match=r"self_attn\.q_proj\.weight"):
         open_dense(model)
-
-
-def test_a_phi4_as_microsoft_writes_it() -> None:
-    """Its config.json; transformers fills in what it lacks as we do."""
-    from transformers import Phi3Config
-
-    raw = {
-        "architectures": ["Phi3ForCausalLM"],
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "embd_pdrop": 0.0,
-        "hidden_act": "silu",
-        "hidden_size": 5120,
-        "intermediate_size": 17920,
-        "max_position_embeddings": 16384,
-        "model_type": "phi3",
-        "num_attention_heads": 40,
-        "num_hidden_layers": 40,
-        "num_key_value_heads": 10,
-        "original_max_position_embeddings": 16384,
-        "resid_pdrop": 0.0,
-        "rms_norm_eps": 1e-05,
-        "rope_scaling": None,
-        "rope_theta": 250000,
-        "sliding_window": None,
-        "tie_word_embeddings": False,
-        "vocab_size": 100352,
-    }
-    layout = layout_of(raw)
-    assert layout.parameters == 14_659_507_200
-    assert layout == layout_of(json.loads(Phi3Config.from_dict(raw).to_json_string()))

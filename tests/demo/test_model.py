@@ -3,10 +3,6 @@
 import re
 
 import pytest
-from transformers import (
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-)
 
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.values import all_faults
@@ -14,11 +10,6 @@ from vllm_gac.demo import HELD_OUT, MODEL
 from vllm_gac.steps.evaluate.perplexity import evaluate
 
 MEGABYTE = 1_000_000
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(MODEL)
 
 
 def test_every_tensor_fits_the_layout_and_is_finite() -> None:
@@ -37,18 +28,3 @@ def test_held_out_perplexity_is_what_the_card_says() -> None:
     assert stated is not None
     evaluated = evaluate(MODEL, [HELD_OUT], sequence_length=1024, max_tokens=16 * 1024)
     assert evaluated.perplexity == pytest.approx(float(stated[1]), rel=0.01)
-
-
-def test_a_chat_becomes_a_module_that_starts_with_a_docstring(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    chat = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "A stack."},
-        {"role": "assistant", "content": "class Stack: pass"},
-        {"role": "user", "content": "A queue.\n"},
-    ]
-    assert tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == (
-        f'{tokenizer.bos_token}# Lib/__main__.py\n"""Be brief.\n"""\n\n"""A stack.\n"""\n\n'
-        'class Stack: pass\n\n"""A queue.\n"""\n\n'
-    )

@@ -41,7 +41,9 @@ def test_rope_is_read_in_each_of_its_spellings(changes: dict[str, Any]) -> None:
     assert (rope.rope_type, rope.factor, rope.rope_theta) == ("linear", 2.0, 5e5)
 
 
-@pytest.mark.parametrize(("family", "heads"), [("mistral", 16), ("qwen2", 64), ("qwen3", 64)])
+@pytest.mark.parametrize(
+    ("family", "heads"), [("mistral", 16), ("qwen2", 64), ("qwen3", 64), ("phi3", 40)]
+)
 def test_what_a_family_leaves_out_is_what_transformers_fills_in(family: str, heads: int) -> None:
     mapping = pytest.importorskip("transformers").CONFIG_MAPPING
 

@@ -11,7 +11,6 @@ from vllm_gac.compression.methods.registry import METHODS
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LINEARS, breakeven_rank
 from vllm_gac.planning.losses import prior_losses
-from vllm_gac.planning.plan_file import planned_layout
 from vllm_gac.planning.planner import prior_plan
 from vllm_gac.planning.request import PlanRequest
 
@@ -26,12 +25,6 @@ def test_budgets_are_nearly_used_up(models: Models, name: str, ratios: tuple[flo
     step = 3 * dense.hidden_size * 64  # one step of one layer's MLP
     whole = all(s.intermediate_size == dense.layers[0].intermediate_size for s in plan.layers)
     assert whole or plan.parameters.allowed - plan.parameters.used < step
-
-
-def test_nothing_to_remove_is_the_dense_layout(models: Models) -> None:
-    for checkpoint in models.values():
-        plan = prior_plan(checkpoint, PlanRequest())
-        assert planned_layout(checkpoint, plan) == checkpoint.layout
 
 
 @pytest.mark.parametrize("form", ["rotary", "latent"])

@@ -5,14 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vllm.config.load import LoadConfig
 
-from tests.serving.stubs import ModelConfigStub
 from tests.support.command import error
 from tests.support.model_files import config, write_model
 from vllm_gac.cli import main
-from vllm_gac.errors import CheckpointError
-from vllm_gac.serving.loading.loader import GacModelLoader
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 16060556376\n"
 
@@ -148,13 +144,3 @@ def test_every_verb_refuses_unsupported_models(
     assert said.startswith(str(model))
     assert sentence in said
     assert not list(tmp_path.glob("out*"))
-
-
-# vLLM itself serves other families and quantized models. Without config.json it stops earlier.
-@pytest.mark.parametrize("case", ["GGUF beside a config", "pointer for weights"])
-def test_the_loader_refuses_unsupported_models(case: str, tmp_path: Path) -> None:
-    make, sentence = UNSUPPORTED[case]
-    stub = ModelConfigStub(make(tmp_path / "model"))
-    loader = GacModelLoader(LoadConfig(load_format="gac"))
-    with pytest.raises(CheckpointError, match=sentence):
-        loader._preflight(stub)  # type: ignore[arg-type]
