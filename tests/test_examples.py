@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.importers.low_rank_models import SOME, TOOLS, low_rank
-from tests.importers.tools import write
+from tests.importers.low_rank_models import SOME, write_low_rank
 from tests.steps.heal.models import FAST, flags, write_all
-from tests.support.dense_models import config, write_text, write_tokenizer
+from tests.support.dense_models import write_text, write_tokenizer
 from vllm_gac import demo
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -43,10 +42,8 @@ def test_the_demo_is_compressed(script: str, tmp_path: Path) -> None:
 
 
 def test_what_another_tool_wrote_is_padded_and_answers_the_same(tmp_path: Path) -> None:
-    tool = TOOLS["svd-llm"]
-    written, model = low_rank(tool, config(), SOME)
-    source = write(tmp_path / "source", written, model, tool.rename)
-    write_tokenizer(source / "tokenizer.json", written["vocab_size"])
+    source, _ = write_low_rank(tmp_path / "source", "svd-llm", SOME)
+    write_tokenizer(source / "tokenizer.json", 128)
     text = write_text(tmp_path / "text.txt", 3000)
     assert "\n1.0000 times" in said("other_tool.sh", source, text, tmp_path / "out")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from tests.importers.tools import TwoLinears, dense, replace, same, write
@@ -56,10 +57,16 @@ TOOLS = {
 }
 
 
-def write_low_rank(directory: Path, tool: str, ranks: Ranks = RANKS) -> tuple[Path, nn.Module]:
-    """The directory that a tool of TOOLS writes, and its model."""
-    raw, model = low_rank(TOOLS[tool], config(), ranks)
-    return write(directory, raw, model, TOOLS[tool].rename), model
+def write_low_rank(
+    directory: Path,
+    tool: str,
+    ranks: Ranks = RANKS,
+    change: Callable[[dict[str, torch.Tensor]], object] = lambda tensors: None,
+    **changes: Any,
+) -> tuple[Path, nn.Module]:
+    """The directory that a tool of TOOLS writes of `config(**changes)`, and the model."""
+    raw, model = low_rank(TOOLS[tool], config(**changes), ranks)
+    return write(directory, raw, model, TOOLS[tool].rename, change), model
 
 
 def low_rank(tool: Tool, raw: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], nn.Module]:

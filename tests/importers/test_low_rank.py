@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.importers.low_rank_models import RANKS, SOME, TOOLS, Ranks, Tool, low_rank
+from tests.importers.low_rank_models import RANKS, SOME, TOOLS, Ranks, low_rank, write_low_rank
 from tests.importers.tools import MISTRAL, assert_same_logits, write
 from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
@@ -18,7 +18,7 @@ BIASED = {"attention_bias": True, "mlp_bias": True}
 TIED = {"tie_word_embeddings": True}
 
 
-@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+@pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize(
     ("changes", "ranks"),
     [
@@ -31,16 +31,14 @@ TIED = {"tie_word_embeddings": True}
     ],
 )
 def test_logits_are_those_of_the_original(
-    tool: Tool, changes: dict[str, Any], ranks: Ranks, tmp_path: Path
+    tool: str, changes: dict[str, Any], ranks: Ranks, tmp_path: Path
 ) -> None:
-    written, model = low_rank(tool, config(**changes), ranks)
-    assert_same_logits(write(tmp_path, written, model, tool.rename), model, tool.format)
+    written, model = write_low_rank(tmp_path, tool, ranks, **changes)
+    assert_same_logits(written, model, TOOLS[tool].format)
 
 
 def test_mistral_with_its_window(tmp_path: Path) -> None:
-    tool = TOOLS["svd-llm"]
-    written, model = low_rank(tool, config(**MISTRAL), RANKS)
-    assert_same_logits(write(tmp_path, written, model, tool.rename), model, tool.format)
+    assert_same_logits(*write_low_rank(tmp_path, "svd-llm", RANKS, **MISTRAL), "svd-llm")
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -51,8 +49,8 @@ def test_a_factorized_lm_head_is_rebuilt(tied: bool, tmp_path: Path) -> None:
 
 
 def test_linears_are_served_as_the_factors_that_are_smaller(tmp_path: Path) -> None:
-    written, model = low_rank(TOOLS["asvd"], config(), SOME | {"model.layers.1.mlp.up_proj": 40})
-    inspection = inspect(write(tmp_path, written, model))
+    ranks = SOME | {"model.layers.1.mlp.up_proj": 40}
+    inspection = inspect(write_low_rank(tmp_path, "asvd", ranks)[0])
     assert [layer["ranks"] for layer in inspection.layers] == [
         {"self_attn.v_proj": 5, "mlp.gate_proj": 7, "mlp.up_proj": 8, "mlp.down_proj": 9},
         {"self_attn.v_proj": 7},
@@ -60,47 +58,41 @@ def test_linears_are_served_as_the_factors_that_are_smaller(tmp_path: Path) -> N
 
 
 def test_svd_llm_may_store_factors_in_another_dtype_than_the_rest(tmp_path: Path) -> None:
-    tool = TOOLS["svd-llm"]
-    written, model = low_rank(tool, config(), RANKS)
-
     def halve(tensors: dict[str, torch.Tensor]) -> None:
         for name in ("model.embed_tokens.weight", "model.norm.weight"):
             tensors[name] = tensors[name].half()
 
+    written, model = write_low_rank(tmp_path, "svd-llm", RANKS, halve)
     for name, parameter in model.named_parameters():
         if name in ("model.embed_tokens.weight", "model.norm.weight"):
             parameter.data = parameter.data.half().float()
-    assert_same_logits(write(tmp_path, written, model, tool.rename, halve), model, "svd-llm")
+    assert_same_logits(written, model, "svd-llm")
 
 
 UP = "model.layers.0.mlp.up_proj"
 
 
 def test_factors_whose_product_is_too_large_are_a_fault(tmp_path: Path) -> None:
-    written, model = low_rank(TOOLS["asvd"], config(), SOME | {UP: 40})  # multiplied out
-
     def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors.update({name: tensor.half() for name, tensor in tensors.items()})
         for factor in ("ALinear", "BLinear"):
             tensors[f"{UP}.{factor}.weight"].fill_(6e4)
 
-    (fault,) = verify(write(tmp_path, written, model, change=change)).faults
+    ranks = SOME | {UP: 40}  # multiplied out
+    (fault,) = verify(write_low_rank(tmp_path, "asvd", ranks, change)[0]).faults
     assert all(f"{UP}.{name}" in fault for name in ("ALinear.weight", "BLinear.weight", "weight"))
 
 
 @pytest.mark.parametrize("shape", [(0, 48), (8,), (8, 48, 1)])
 def test_a_factor_that_is_no_matrix_gives_no_rank(shape: tuple[int, ...], tmp_path: Path) -> None:
-    tool, down = TOOLS["svd-llm"], "model.layers.0.mlp.up_v_proj.weight"
-    written, model = low_rank(tool, config(), SOME)
-    change = {down: torch.ones(shape)}
-    directory = write(tmp_path, written, model, tool.rename, lambda t: t.update(change))
+    change = {(down := "model.layers.0.mlp.up_v_proj.weight"): torch.ones(shape)}
+    directory, _ = write_low_rank(tmp_path, "svd-llm", SOME, lambda t: t.update(change))
     with pytest.raises(CheckpointError, match=down):
         inspect(directory)
 
 
 def test_nothing_of_the_authors_code_is_in_the_config_to_serve_by(tmp_path: Path) -> None:
-    written, model = low_rank(TOOLS["asvd"], config(), SOME)
-    _, checkpoint = open_any_format(write(tmp_path, written, model))
+    _, checkpoint = open_any_format(write_low_rank(tmp_path, "asvd", SOME)[0])
     assert checkpoint.raw_config["architectures"] == ["GacLlamaForCausalLM"]
     assert checkpoint.raw_config["gac"]["source"] == {"format": "asvd"}
     assert not {"auto_map", "truncation_ranks"} & checkpoint.raw_config.keys()

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.importers import layer_models, low_rank_models
+from tests.importers import layer_models
+from tests.importers.low_rank_models import SOME, write_low_rank
 from tests.importers.tools import assert_same_logits, write
 from tests.support.command import error, result
 from tests.support.dense_models import config, write_tokenizer
@@ -21,10 +22,6 @@ def tensors(directory: Path) -> list[TensorInfo]:
     return list(open_checkpoint(directory).tensors.values())
 
 
-def low_rank(name: str) -> Callable[[Path], Written]:
-    return lambda directory: low_rank_models.write_low_rank(directory, name, low_rank_models.SOME)
-
-
 def per_layer_config(directory: Path) -> Written:
     layers = [{"skip": ["attention"]}, {"intermediate_size": 41}, {"num_key_value_heads": 1}]
     model = layer_models.heterogeneous(RAW, layers)
@@ -33,7 +30,7 @@ def per_layer_config(directory: Path) -> Written:
 
 
 FORMATS: dict[str, Callable[[Path], Written]] = {
-    "asvd": low_rank("asvd"),
+    "asvd": lambda directory: write_low_rank(directory, "asvd", SOME),
     "per-layer-config": per_layer_config,
 }
 
@@ -61,10 +58,8 @@ def test_every_format_becomes_a_gac_directory(
 
 
 def test_nan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tool = low_rank_models.TOOLS["asvd"]
-    written, model = low_rank_models.low_rank(tool, config(), low_rank_models.SOME)
     name, out = "model.layers.1.self_attn.v_proj.BLinear.weight", tmp_path / "out"
-    source = write(tmp_path / "nan", written, model, change=lambda t: t[name].fill_(torch.nan))
+    source, _ = write_low_rank(tmp_path / "nan", "asvd", SOME, lambda t: t[name].fill_(torch.nan))
     assert f"{name}: contains NaN or infinity" in error(capsys, "import", source, out, "--quiet")
     assert not out.exists()
 
@@ -72,13 +67,10 @@ def test_nan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_norms_in_fp32_stay_so_and_decide_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tool = low_rank_models.TOOLS["asvd"]
-    written, model = low_rank_models.low_rank(tool, config(), low_rank_models.SOME)
-
     def halve(tensors: dict[str, torch.Tensor]) -> None:
         tensors.update({n: t.bfloat16() for n, t in tensors.items() if t.ndim == 2})
 
-    source = write(tmp_path / "source", written, model, tool.rename, halve)
+    source, _ = write_low_rank(tmp_path / "source", "asvd", SOME, halve)
     done = result(capsys, "import", source, tmp_path / "out", "--quiet")
     assert done["dtype"] == "bfloat16"
     kinds = {len(info.shape): info.dtype for info in tensors(tmp_path / "out")}

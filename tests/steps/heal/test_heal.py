@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.importers import low_rank_models, tools
+from tests.importers.low_rank_models import SOME, write_low_rank
 from tests.steps.heal.models import (
     FAST,
     compressed_config,
@@ -89,13 +89,10 @@ def test_low_rank_models_of_other_tools_are_healed(
     monkeypatch.setattr(train, "_MUCH_WORSE", math.inf)  # both are random
     _, teacher, text = write_all(tmp_path)
     shutil.rmtree(teacher)
-    raw = dense_models.config(num_attention_heads=8, num_key_value_heads=4)
+    raw = dense_models.config()
     dense_models.write(teacher, raw)
-    student = tmp_path / "tool"
-    tool = low_rank_models.TOOLS["svd-llm"]
-    made = low_rank_models.low_rank(tool, raw, low_rank_models.SOME)
-    tools.write(student, *made, tool.rename)
-    dense_models.write_tokenizer(student / "tokenizer.json", raw["vocab_size"])
+    student, _ = write_low_rank(tmp_path / "tool", "svd-llm", SOME)
+    write_tokenizer(student / "tokenizer.json", raw["vocab_size"])
     _, before = open_any_format(student)
     done = heal(student, teacher, [text], tmp_path / "out", HealRequest(**FAST))
     assert done.after.divergence < done.before.divergence

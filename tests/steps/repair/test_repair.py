@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.alignment.random_models import DEFAULT_ROPE, MISALIGNED, TOKENS, gac_config
-from tests.importers import low_rank_models, tools
+from tests.importers.low_rank_models import SOME, write_low_rank
 from tests.support import dense_models
 from tests.support.command import result
 from tests.support.stored_models import change_tensors, logits_of
@@ -106,13 +106,10 @@ def test_dense_and_pruned_models_can_be_repaired(tmp_path: Path) -> None:
 
 
 def test_mixed_dtypes_are_refused(tmp_path: Path) -> None:
-    tool = low_rank_models.TOOLS["svd-llm"]
-    written, model = low_rank_models.low_rank(tool, dense_models.config(), low_rank_models.SOME)
-
     def narrow(weights: dict[str, torch.Tensor]) -> None:
         weights["lm_head.weight"] = weights["lm_head.weight"].half()
 
-    tools.write(tmp_path / "mixed", written, model, tool.rename, narrow)
+    write_low_rank(tmp_path / "mixed", "svd-llm", SOME, narrow)
     with pytest.raises(CheckpointError, match=r"F16 and F32.*vllm-gac import"):
         repair(tmp_path / "mixed", tmp_path / "out", progress=False)
     assert not (tmp_path / "out.partial").exists()
