@@ -325,21 +325,6 @@ def test_a_comparison_runs_every_server_in_alternating_order(
         # Each repeat has its own schedules, and both servers the same.
         assert len({run["schedule_sha256"] for run in content["runs"]}) == 2 * 2
         assert {tuple(run["window"]) for run in content["runs"]} == {(0.5, 2.5)}
-    for comparison in content["comparisons"]:
-        # Whatever the machine let them do: the one's latency over the other's.
-        slow, fast = (
-            group["latency"]["tpot"]["p50"]["value"]
-            for label in ("slow", "fast")
-            for group in content["groups"]
-            if (group["label"], group["traffic"], group["rate"])
-            == (label, comparison["traffic"], comparison["rate"])
-        )
-        # The mean over starts is near the ratio of all their requests.
-        speedup = comparison["speedup"]["tpot"]["p50"]["value"]
-        assert speedup == pytest.approx(slow / fast, rel=0.2)
-    # Of each that has a valid run.
-    capacities = {(c["traffic"], c["label"]) for c in content["capacities"]}
-    assert capacities == {(group["traffic"], group["label"]) for group in content["groups"]}
     for run in content["runs"]:
         flags = f"--port {port} --itl {0.02 if run['label'] == 'fast' else 0.04}"
         assert run["server_command"].endswith(flags)
