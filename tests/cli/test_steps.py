@@ -100,14 +100,6 @@ def test_gains_of_kernels_are_not_counted_as_gains_of_compression(
     assert "dense on our kernels" not in capsys.readouterr().out
 
 
-def test_a_loss_may_be_percent_or_a_share(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    percent, share = (
-        result(capsys, "plan", dense, "--max-loss", loss, "--decode-batch", 8)
-        for loss in ("10%", "0.1")
-    )
-    assert percent == share
-
-
 @pytest.mark.parametrize("out", [".", "..", "/", "dense/.."])
 def test_an_output_needs_a_name_of_its_own(
     out: str,

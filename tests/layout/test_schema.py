@@ -55,10 +55,6 @@ def test_what_a_family_leaves_out_is_what_transformers_fills_in(family: str, hea
     assert [getattr(read, name) for name in names] == [getattr(filled, name) for name in names]
 
 
-def test_null_is_no_window_even_where_a_missing_key_is_one() -> None:
-    assert hf(model_type="mistral", sliding_window=None).sliding_window is None
-
-
 def test_a_qwen2_says_the_base_of_its_rope_because_engines_differ() -> None:
     with pytest.raises(CheckpointError, match="rope_theta"):
         hf(model_type="qwen2")

@@ -115,12 +115,6 @@ def test_a_vocabulary_that_cannot_be_split_is_named() -> None:
         check_split(layout_with(layers, vocab_size=128, **heads), 3)
 
 
-def test_more_stages_than_layers_are_refused() -> None:
-    check_split(layout_with(FEW_HEADS), 1, pp=6)
-    with pytest.raises(CheckpointError, match="--pipeline-parallel-size 7"):
-        check_split(layout_with(FEW_HEADS), 1, pp=7)
-
-
 @given(
     tp=st.integers(1, 32),
     values=st.integers(1, 16),

@@ -62,12 +62,6 @@ def test_a_mixed_batch_is_split() -> None:
     assert (decoding.prefills, decoding.decode_tokens) == ((), 2)
 
 
-@pytest.mark.parametrize(("contexts", "past"), [([20, 7], False), ([20, 8], True)])
-def test_prompts_that_begin_have_no_past(contexts: list[int], past: bool) -> None:
-    ((_, prefill),) = backend.step_of(step([20, 7], contexts), 1, 0).prefills
-    assert prefill.has_past == past
-
-
 def test_many_prompts_are_split_into_batches() -> None:
     """No batch is larger than the kernels compiled ahead take; each prompt is in one of them."""
     queries = [1, 1, *(2 + i % 3 for i in range(600))]
