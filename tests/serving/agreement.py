@@ -30,6 +30,13 @@ def assert_agrees_with_reference(server: Server, directory: Path) -> None:
     assert float(hits[0].split()[-1]) > 0, "the second round did not use the prefix cache"
 
 
+def prompt_logprobs(logits_of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The logprobs of all tokens of PROMPTS, but of the first of each."""
+    rows = [logits_of(torch.tensor([prompt]))[0].log_softmax(-1) for prompt in PROMPTS]
+    each = zip(rows, PROMPTS, strict=True)
+    return torch.cat([row[range(len(prompt) - 1), prompt[1:]] for row, prompt in each])
+
+
 def assert_agrees(
     answers: Answers,
     logits_of: Callable[[torch.Tensor], torch.Tensor],

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 from transformers import AutoConfig
 from vllm.model_executor.models.utils import WeightsMapper
 
-from tests.serving.agreement import PROMPTS
+from tests.serving.agreement import prompt_logprobs
 from tests.serving.engines import (
     GPU_OPTIONS,
     OPTIONS,
@@ -62,14 +62,19 @@ from vllm_gac.steps.repair.repair import repair
 NEEDS_VNNI = pytest.mark.skipif(
     "vnni" not in Path("/proc/cpuinfo").read_text(), reason="the processor has no exact int8 sums"
 )
-# Where a CPU has AMX, vLLM rounds the inputs of int4 linears to 8 bits.
-INT4_NOISE = 0.05 if "amx_int8" in Path("/proc/cpuinfo").read_text() else 0.02
+# Where a CPU has AMX, vLLM rounds the inputs of int4 linears to 8 bits; elsewhere it has no FP8 in
+# blocks.
+HAS_AMX = "amx_int8" in Path("/proc/cpuinfo").read_text()
+INT4_NOISE = 0.05 if HAS_AMX else 0.02
 
 FACTORS = {"mlp.gate_proj": 64, "mlp.up_proj": 48, "self_attn.k_proj": 40, "self_attn.v_proj": 32}
 LOW_RANK = layer(("rotary", 4, 64), (4, 64), 512, FACTORS)
 # A dtype that vLLM's kernels for four bits need, and on CPUs with AMX those for static FP8, and a
 # cache that the torch reference has.
 IN_16_BITS = OPTIONS | {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
+DENSE = dense_config(hidden_size=256, intermediate_size=512, head_dim=64, vocab_size=4096)
+DENSE |= {"num_hidden_layers": 1, "max_position_embeddings": 1024}
+FEW = CompressRequest(max_tokens=1024, sequence_length=128)
 PACKED, PLAIN, MODELOPT = (
     f"{name}LinearMethod" for name in ("CompressedTensors", "Unquantized", "ModelOpt")
 )
@@ -149,17 +154,11 @@ def test_prompt_logprobs_of_8_bit_models_match_fp32(
 
     monkeypatch.setattr(reference_model, "project", partial(_project_rounded, scheme, left_alone))
     checkpoint = reference(open_checkpoint(rounded))
-    values = _dequantized(tensors)
-    expected = []
-    for prompt in PROMPTS:
-        rows = logits(checkpoint, values.__getitem__, torch.tensor([prompt]))[0].log_softmax(-1)
-        expected += rows[range(len(prompt) - 1), prompt[1:]].tolist()
+    expected = prompt_logprobs(partial(logits, checkpoint, _dequantized(tensors).__getitem__))
     served = each_in_engine_process(_logprobs, [(str(path), OPTIONS) for path in (packed, wrong)])
     methods = [PACKED] if left_alone == "lm_head" else [PACKED, PLAIN]
     assert [each["linears"] for each in served] == [methods] * 2
-    right, other = (
-        (torch.tensor(each["logprobs"]) - torch.tensor(expected)).abs().median() for each in served
-    )
+    right, other = ((torch.tensor(each["logprobs"]) - expected).abs().median() for each in served)
     assert right < 1e-4
     assert other > 100 * 1e-4
 
@@ -202,6 +201,10 @@ def _project_rounded(
         ("fp8", write_fp8, IN_16_BITS, 0.1, "Fp8LinearMethod"),
         ("gptq", partial(write_words, size=32), IN_16_BITS, 0.02, "AutoGPTQLinearMethod"),
         ("awq", partial(write_words, size=32), IN_16_BITS, 0.02, "AutoAWQMarlinLinearMethod"),
+        ("W4A16", partial(write_quantized, group_size=32), IN_16_BITS, INT4_NOISE, PACKED),
+        pytest.param("W8A8", write_quantized, OPTIONS, 1e-4, PACKED, marks=NEEDS_VNNI),
+        ("FP8_BLOCK", write_quantized, IN_16_BITS, 0.02, PACKED),
+        ("fp8 blocks", partial(write_fp8, block=(128, 128)), IN_16_BITS, 0.02, "Fp8LinearMethod"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -215,28 +218,26 @@ def test_prompt_logprobs_of_compressed_quantized_models_match_fp32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As above, one layer where inputs are rounded. Attention is in the embedding's dtype."""
-    raw = dense_config(hidden_size=256, intermediate_size=512, head_dim=64, vocab_size=4096)
-    changes = {"num_hidden_layers": 1, "max_position_embeddings": 1024}
+    if "block" in scheme.lower() and not HAS_AMX:
+        pytest.skip("needs a processor with AMX")
     dense, packed, out = (tmp_path / name for name in ("dense", "packed", "out"))
-    write(dense, raw | changes)
-    quantize(dense, packed, tmp_path / "rounded", *([] if scheme == "fp8" else [scheme]))
+    write(dense, DENSE)
+    quantize(dense, packed, tmp_path / "rounded", *([] if "fp8" in scheme else [scheme]))
     text, request = write_text(tmp_path / "text.txt"), PlanRequest(kv_ratio=0.6, methods=["heads"])
-    few = CompressRequest(max_tokens=1024, sequence_length=128)
-    compress(packed, out, request, few, calibration=[text], progress=False)
-    if scheme == "FP8_DYNAMIC":
+    compress(packed, out, request, FEW, calibration=[text], progress=False)
+    if scheme in ("FP8_DYNAMIC", "W8A8"):
         rounded = partial(_project_rounded, scheme, "self_attn")
         monkeypatch.setattr(reference_model, "project", rounded)
-    checkpoint = open_checkpoint(out)
+    _assert_matches_fp32(out, options, noise, [linears, PLAIN])
+
+
+def _assert_matches_fp32(model: Path, options: Any, noise: float, linears: list[str]) -> None:
+    """Check that logprobs are those of the dequantized weights, but for `noise` of their spread."""
+    checkpoint = open_checkpoint(model)
     with checkpoint.reader() as read:
-        rows = [
-            logits(reference(checkpoint), read, torch.tensor([prompt]))[0].log_softmax(-1)
-            for prompt in PROMPTS
-        ]
-    expected = torch.cat(
-        [row[range(len(prompt) - 1), prompt[1:]] for row, prompt in zip(rows, PROMPTS, strict=True)]
-    )
-    served = in_engine_process(_logprobs, str(out), options)
-    assert served["linears"] == sorted([linears, PLAIN])
+        expected = prompt_logprobs(partial(logits, reference(checkpoint), read))
+    served = in_engine_process(_logprobs, str(model), options)
+    assert served["linears"] == sorted(linears)
     error = (torch.tensor(served["logprobs"]) - expected).abs()
     assert error.median() < noise * expected.std()
 

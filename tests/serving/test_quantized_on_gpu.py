@@ -6,6 +6,7 @@ keys and values are exact.
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.serving.agreement import PROMPTS
+from tests.serving.agreement import PROMPTS, prompt_logprobs
 from tests.serving.engines import (
     GPU_OPTIONS,
     cache_scales,
@@ -53,7 +54,7 @@ BF16_NOISE, FP8_NOISE = 0.05, 0.2
     [
         *(
             (scheme, PACKED, LLAMA, False)
-            for scheme in ("W4A16", "W4A16_ASYM", "FP8_DYNAMIC", "FP8")
+            for scheme in ("W4A16", "W4A16_ASYM", "W8A16", "FP8_DYNAMIC", "FP8")
         ),
         ("ModelOpt", "ModelOptLinearMethod", LLAMA, False),
         ("W4A16", PACKED, LLAMA, True),
@@ -194,21 +195,14 @@ def _assert_close(actual: dict[str, Any], directory: Path, noise: float) -> None
     `directory` holds the model as it should answer.
     """
     checkpoint = open_checkpoint(directory)
-    model = reference(checkpoint)
-    pairs: list[list[tuple[float, float]]] = [[], [], []]
-    given = iter(actual["prompts"])
     with checkpoint.reader() as read:
-
-        def logprobs(tokens: list[int]) -> torch.Tensor:
-            return logits(model, read, torch.tensor([tokens]))[0].log_softmax(-1)
-
-        for prompt in PROMPTS:
-            rows = logprobs(prompt)
-            for row, token in zip(rows[:-1], prompt[1:], strict=True):
-                pairs[0].append((next(given), float(row[token])))
+        of_model = partial(logits, reference(checkpoint), read)
+        of_prompts = zip(actual["prompts"], prompt_logprobs(of_model).tolist(), strict=True)
+        pairs: list[list[tuple[float, float]]] = [list(of_prompts), [], []]
         for i, answers_given in enumerate(actual["answers"], 1):
             for prompt, (tokens, top) in zip(PROMPTS, answers_given, strict=True):
-                rows = logprobs(prompt + tokens)[len(prompt) - 1 : -1]
+                rows = of_model(torch.tensor([prompt + tokens]))[0].log_softmax(-1)
+                rows = rows[len(prompt) - 1 : -1]
                 for row, step in zip(rows, top, strict=True):
                     pairs[i] += [(logprob, float(row[int(t)])) for t, logprob in step.items()]
     spread = torch.tensor(pairs[0])[:, 1].std()

@@ -219,8 +219,13 @@ DAMAGED: dict[str, tuple[str, Change, tuple[str, ...]]] = {
 }
 # The tensors of a linear layer that a format cannot do without.
 PARTS = {
+    "FP8": ("weight", "weight_scale"),
     "FP8_DYNAMIC": ("weight", "weight_scale"),
+    "FP8_BLOCK": ("weight", "weight_scale"),
+    "W8A8": ("weight", "weight_scale"),
     "W4A16_ASYM": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape"),
+    "W8A16": ("weight_packed", "weight_scale", "weight_shape"),
+    "fp8": ("weight", "weight_scale"),
     "fp8 in blocks": ("weight", "weight_scale_inv"),
     "gptq": ("qweight", "qzeros", "scales"),
     "awq": ("qweight", "qzeros", "scales"),
