@@ -1,7 +1,7 @@
 """The dense model in W4A16, by LLM Compressor: int4 weights in groups of a row, made by GPTQ.
 
 LLM Compressor needs versions of its own of some packages that vLLM has, too: it is only imported
-here.
+here, and CONTRIBUTING says how to have it.
 """
 
 import shutil
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
-from vllm_gac.errors import GacError
+from vllm_gac.checkpoint.digests import DIGESTS
 from vllm_gac.steps.evaluate.perplexity import window_batches
 from vllm_gac.texts.tokenizer import ModelTokenizer
 
@@ -30,24 +30,16 @@ def write_w4a16(
     """Write the model in compressed-tensors' format "pack-quantized".
 
     Args:
-        model: The dense model.
+        model: The dense model, or a compressed one where vllm_gac.transformers is imported.
         out: The new directory.
         texts: To calibrate on.
         max_tokens: To calibrate on.
         group_size: Elements of a row that share a scale.
         device: The torch device.
-
-    Raises:
-        GacError: LLM Compressor is not installed.
     """
-    try:
-        from compressed_tensors.quantization import preset_name_to_scheme
-        from llmcompressor import oneshot
-        from llmcompressor.modifiers.gptq import GPTQModifier
-    except ImportError as e:
-        raise GacError(
-            f"a W4A16 model is made by LLM Compressor (pip install llmcompressor): {e}"
-        ) from e
+    from compressed_tensors.quantization import preset_name_to_scheme
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.gptq import GPTQModifier
     from transformers import AutoModelForCausalLM
 
     batches, _ = window_batches(ModelTokenizer(model), texts, length=_LENGTH, max_tokens=max_tokens)
@@ -65,7 +57,8 @@ def write_w4a16(
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     dense.save_pretrained(partial, save_compressed=True)
-    for file in model.iterdir():  # the tokenizer as it is
-        if file.suffix != ".safetensors" and not (partial / file.name).exists():
+    for file in model.iterdir():  # the tokenizer as it is; indexes and digests are of other weights
+        is_of_weights = ".safetensors" in file.name or file.name == DIGESTS
+        if not (is_of_weights or (partial / file.name).exists()):
             shutil.copy(file, partial)
     partial.rename(out)

@@ -19,7 +19,6 @@ from benchmarks.real_models.__main__ import main
 from benchmarks.real_models.as_served import against_reference
 from benchmarks.real_models.compressed import Making, directory_name, facts
 from benchmarks.real_models.human_eval import paired, passed
-from benchmarks.real_models.int4 import write_w4a16
 from benchmarks.real_models.lease import Job, Lease
 from benchmarks.real_models.measure import Measuring
 from benchmarks.real_models.overlap import Overlap
@@ -181,21 +180,6 @@ def test_rows_of_int4_weights_are_made_of_the_packed_model(
     monkeypatch.setattr(Making, "_run", lambda making, out, *arguments: ran.extend(arguments))
     making.make("W4A16, KV .5, healed")
     assert ran[:4] == ["heal", f"{half}", "--teacher", f"{packed}"]
-
-
-def test_llm_compressor_makes_int4_weights(tmp_path: Path) -> None:
-    pytest.importorskip("llmcompressor")
-    dense, packed, device = tmp_path / "model", tmp_path / "packed", "cpu"
-    write(dense, config(hidden_size=64, head_dim=32), torch.bfloat16)
-    write_text(tmp_path / "text", 2048)
-    text = [tmp_path / "text"]
-    write_w4a16(dense, packed, text, max_tokens=512, group_size=32, device=device)
-    made = open_checkpoint(packed)
-    assert len(made.packed) == 14
-    with made.reader() as read, open_checkpoint(dense).reader() as read_dense:
-        for name in made.packed:
-            weight = read_dense(name).float()
-            assert 0 < (read(name).float() - weight).norm() / weight.norm() < 0.25
 
 
 def test_answers_go_to_the_split_of_their_prompt_without_problems(

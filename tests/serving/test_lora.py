@@ -83,9 +83,7 @@ def test_lora_for_every_layer_shape_matches_the_merged_model(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY)
-def test_fully_sharded_lora_and_cached_prefixes_match_the_reference(
-    family: str, tmp_path: Path
-) -> None:
+def test_sharded_lora_of_cached_prefixes_matches_fp32(family: str, tmp_path: Path) -> None:
     """vLLM has no class that shards adapters of unequal heads in one GEMM."""
     model, adapter, merged = (tmp_path / name for name in ("model", "adapter", "merged"))
     write_model(model, HETEROGENEOUS, **{"model_type": family} | FAMILY[family])

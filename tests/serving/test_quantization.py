@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from compressed_tensors.quantization import preset_name_to_scheme
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear
 from transformers import AutoConfig
 from vllm.model_executor.models.utils import WeightsMapper
 
+from benchmarks.real_models.int4 import write_w4a16
 from tests.serving.agreement import prompt_logprobs
 from tests.serving.engines import (
     GPU_OPTIONS,
@@ -40,6 +42,8 @@ from tests.serving.quantized import (
 from tests.serving.stubs import stream
 from tests.support.dense_models import config as dense_config
 from tests.support.dense_models import write, write_text
+from tests.support.imports import ROOT
+from tests.support.processes import run_in_process
 from tests.support.stored_models import change_tensors
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression import reference_model
@@ -57,6 +61,7 @@ from vllm_gac.serving.model import self_attention
 from vllm_gac.steps.compress.compress import compress
 from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.repair.repair import repair
+from vllm_gac.steps.verify import verify
 
 # Without VNNI, oneDNN adds products of 8 bits in pairs of 16 bits, and large ones saturate.
 NEEDS_VNNI = pytest.mark.skipif(
@@ -75,6 +80,8 @@ IN_16_BITS = OPTIONS | {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
 DENSE = dense_config(hidden_size=256, intermediate_size=512, head_dim=64, vocab_size=4096)
 DENSE |= {"num_hidden_layers": 1, "max_position_embeddings": 1024}
 FEW = CompressRequest(max_tokens=1024, sequence_length=128)
+# In a folder of its own, as CONTRIBUTING says: it needs a newer compressed-tensors than vLLM.
+LLM_COMPRESSOR = ROOT / ".models" / "llmcompressor_pkg"
 PACKED, PLAIN, MODELOPT = (
     f"{name}LinearMethod" for name in ("CompressedTensors", "Unquantized", "ModelOpt")
 )
@@ -229,6 +236,42 @@ def test_prompt_logprobs_of_compressed_quantized_models_match_fp32(
         rounded = partial(_project_rounded, scheme, "self_attn")
         monkeypatch.setattr(reference_model, "project", rounded)
     _assert_matches_fp32(out, options, noise, [linears, PLAIN])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LLM_COMPRESSOR.is_dir(), reason=f"needs {LLM_COMPRESSOR.name}")
+@pytest.mark.parametrize("tool", ["oneshot", "model_free_ptq"])
+def test_llm_compressor_quantizes_a_compressed_model(tool: str, tmp_path: Path) -> None:
+    dense, small, packed = (tmp_path / name for name in ("dense", "small", "packed"))
+    write(dense, DENSE)
+    text = write_text(tmp_path / "text.txt")
+    request = PlanRequest(param_ratio=0.9, kv_ratio=0.6, quantization="w4a16_group32")
+    compress(dense, small, request, FEW, calibration=[text], progress=False)
+    arguments = tool, str(small), str(packed), str(text)
+    run_in_process(_quantize_by_llm_compressor, [arguments], {"PYTHONPATH": str(LLM_COMPRESSOR)})
+    assert verify(packed).faults == []
+    made = open_checkpoint(packed)
+    with made.reader() as read, open_checkpoint(small).reader() as read_small:
+        for name in made.packed:
+            weight = read_small(name).float()
+            assert 0 < (read(name).float() - weight).norm() / weight.norm() < 0.5
+    _assert_matches_fp32(packed, IN_16_BITS, INT4_NOISE, [PACKED])
+
+
+def _quantize_by_llm_compressor(tool: str, model: str, out: str, text: str) -> None:
+    """As the guide says, but in groups of 32, so that the model can be small."""
+    import vllm_gac.transformers  # noqa: F401  # for oneshot
+
+    if tool == "oneshot":
+        paths = Path(model), Path(out), [Path(text)]
+        return write_w4a16(*paths, max_tokens=2048, group_size=32, device="cpu")
+    from llmcompressor import model_free_ptq
+
+    scheme = preset_name_to_scheme("W4A16", ["Linear"])
+    scheme.weights.group_size = 32
+    ignore = ["lm_head", "re:.*embed_tokens", "re:.*k_up_proj"]
+    model_free_ptq(model, out, scheme=scheme, ignore=ignore, device="cpu")
+    Path(out, "digests.json").unlink()
 
 
 def _assert_matches_fp32(model: Path, options: Any, noise: float, linears: list[str]) -> None:
