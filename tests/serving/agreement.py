@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from tests.serving.server import Answers, Server
-from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.reference_model import logits, reference
+from tests.support.stored_models import logits_of
 
 TIE = 0.1  # logprobs this close may change their order in bf16
 TOP_ERROR = 0.25  # largest allowed error of a top-5 logprob in bf16
@@ -21,11 +20,9 @@ CHUNKED = ("--max-num-batched-tokens", "96", "--enable-prefix-caching")
 
 def assert_agrees_with_reference(server: Server, directory: Path) -> None:
     """Serve every prompt twice, the second time from the prefix cache, and check each step."""
-    checkpoint = open_checkpoint(directory)
-    with checkpoint.reader() as read:
-        expected = partial(logits, reference(checkpoint), read)
-        for _ in range(2):
-            assert_agrees(server.completions(PROMPTS, 16), expected, directory, TIE, TOP_ERROR)
+    expected = partial(logits_of, directory)
+    for _ in range(2):
+        assert_agrees(server.completions(PROMPTS, 16), expected, directory, TIE, TOP_ERROR)
     hits = [line for line in server.metrics().splitlines() if "prefix_cache_hits_total{" in line]
     assert float(hits[0].split()[-1]) > 0, "the second round did not use the prefix cache"
 

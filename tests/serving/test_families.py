@@ -18,8 +18,8 @@ from tests.support.dense_models import (
     write,
     write_text,
 )
+from tests.support.stored_models import logits_of
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress.compress import compress
@@ -96,6 +96,5 @@ def test_logprobs_match_transformers_and_the_reference(tmp_path: Path) -> None:
     for path in small.values():
         checkpoint = open_checkpoint(path)
         answered, blocks, block_size = by_directory[str(path)]
-        with checkpoint.reader() as read:
-            assert_agrees(answered, partial(logits, reference(checkpoint), read), path)
+        assert_agrees(answered, partial(logits_of, checkpoint), path)
         assert blocks == CACHE_BYTES // (block_size * 4 * checkpoint.layout.kv_elements), path

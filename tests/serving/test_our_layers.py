@@ -19,9 +19,8 @@ from tests.serving.engines import (
 from tests.serving.test_families import FAMILY
 from tests.serving.test_fp8_linear import distance, scored
 from tests.support.dense_models import config, write
+from tests.support.stored_models import logits_of
 from vllm_gac import demo
-from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.layout.families import FAMILIES
 
 OURS, GAC = "GacDecoderLayer", {"attention_backend": "GAC"}
@@ -48,9 +47,7 @@ def _agree(models: Sequence[Path], ranks: int = 1, **env: str) -> None:
     served = each_in_engine_process(_served, calls, VLLM_ALLOW_INSECURE_SERIALIZATION="1", **env)
     for model, (answered, layers) in zip(models, served, strict=True):
         assert layers == [OURS] * ranks, model
-        checkpoint = open_checkpoint(model)
-        with checkpoint.reader() as read:
-            assert_agrees(answered, partial(logits, reference(checkpoint), read), model)
+        assert_agrees(answered, partial(logits_of, model), model)
 
 
 def _written(directory: Path, name: str) -> Path:

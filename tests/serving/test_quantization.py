@@ -44,7 +44,7 @@ from tests.support.dense_models import config as dense_config
 from tests.support.dense_models import write, write_text
 from tests.support.imports import ROOT
 from tests.support.processes import run_in_process
-from tests.support.stored_models import change_tensors
+from tests.support.stored_models import change_tensors, logits_of
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression import reference_model
 from vllm_gac.compression.reference_model import Observe, logits, reference
@@ -276,9 +276,7 @@ def _quantize_by_llm_compressor(tool: str, model: str, out: str, text: str) -> N
 
 def _assert_matches_fp32(model: Path, options: Any, noise: float, linears: list[str]) -> None:
     """Check that logprobs are those of the dequantized weights, but for `noise` of their spread."""
-    checkpoint = open_checkpoint(model)
-    with checkpoint.reader() as read:
-        expected = prompt_logprobs(partial(logits, reference(checkpoint), read))
+    expected = prompt_logprobs(partial(logits_of, model))
     served = in_engine_process(_logprobs, str(model), options)
     assert served["linears"] == sorted(linears)
     error = (torch.tensor(served["logprobs"]) - expected).abs()

@@ -25,8 +25,7 @@ from tests.serving.engines import (
 )
 from tests.serving.models import ALIGNED, QUERY_HEADS, layer, write_model
 from tests.serving.quantized import write_modelopt_fp8, write_quantized
-from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.reference_model import logits, reference
+from tests.support.stored_models import logits_of
 
 # Dense, selected pairs, fewer value heads, low rank; and latents, one for each KV head or for two.
 LLAMA = [*ALIGNED, layer(("latent", 2, 64), (2, 64), 512)]
@@ -194,17 +193,14 @@ def _assert_close(actual: dict[str, Any], directory: Path, noise: float) -> None
 
     `directory` holds the model as it should answer.
     """
-    checkpoint = open_checkpoint(directory)
-    with checkpoint.reader() as read:
-        of_model = partial(logits, reference(checkpoint), read)
-        of_prompts = zip(actual["prompts"], prompt_logprobs(of_model).tolist(), strict=True)
-        pairs: list[list[tuple[float, float]]] = [list(of_prompts), [], []]
-        for i, answers_given in enumerate(actual["answers"], 1):
-            for prompt, (tokens, top) in zip(PROMPTS, answers_given, strict=True):
-                rows = of_model(torch.tensor([prompt + tokens]))[0].log_softmax(-1)
-                rows = rows[len(prompt) - 1 : -1]
-                for row, step in zip(rows, top, strict=True):
-                    pairs[i] += [(logprob, float(row[int(t)])) for t, logprob in step.items()]
+    of_prompts = prompt_logprobs(partial(logits_of, directory)).tolist()
+    pairs: list[list[tuple[float, float]]] = [[], [], []]
+    pairs[0] += zip(actual["prompts"], of_prompts, strict=True)
+    for i, answers_given in enumerate(actual["answers"], 1):
+        for prompt, (tokens, top) in zip(PROMPTS, answers_given, strict=True):
+            rows = logits_of(directory, torch.tensor([prompt + tokens]))[0].log_softmax(-1)
+            for row, step in zip(rows[len(prompt) - 1 : -1], top, strict=True):
+                pairs[i] += [(logprob, float(row[int(t)])) for t, logprob in step.items()]
     spread = torch.tensor(pairs[0])[:, 1].std()
     errors = [float(torch.tensor(pair).diff().abs().mean() / spread) for pair in pairs]
     assert 0 < max(errors) < noise, errors
