@@ -34,7 +34,8 @@ MODELS = {
     },
     "biases": {"attention_bias": True, "mlp_bias": True},
     "mistral": {"model_type": "mistral", "sliding_window": 24},
-    "qwen2": {"model_type": "qwen2"},
+    "mistral, no biases": {"model_type": "mistral", "mlp_bias": True},  # which it does not read
+    "qwen2": {"model_type": "qwen2", "mlp_bias": True},  # nor does this
     "qwen2, tied, one KV head": {
         "model_type": "qwen2",
         "tie_word_embeddings": True,

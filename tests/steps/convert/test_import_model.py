@@ -1,51 +1,31 @@
-"""`vllm-gac import` turns every format into a gac directory."""
+"""`vllm-gac import` turns a model of another tool into a gac directory."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from tests.importers import layer_models
 from tests.importers.low_rank_models import SOME, write_low_rank
-from tests.importers.tools import assert_same_logits, write
+from tests.importers.tools import assert_same_logits
 from tests.support.command import error, result
-from tests.support.dense_models import config, write_tokenizer
+from tests.support.dense_models import write_tokenizer
 from vllm_gac.checkpoint.open import TensorInfo, open_checkpoint
-
-Written = tuple[Path, nn.Module]
-RAW = config(num_hidden_layers=3)
 
 
 def tensors(directory: Path) -> list[TensorInfo]:
     return list(open_checkpoint(directory).tensors.values())
 
 
-def per_layer_config(directory: Path) -> Written:
-    layers = [{"skip": ["attention"]}, {"intermediate_size": 41}, {"num_key_value_heads": 1}]
-    model = layer_models.heterogeneous(RAW, layers)
-    written = {"per_layer_config": {str(i): dims for i, dims in enumerate(layers)}}
-    return write(directory, RAW | written, model), model
-
-
-FORMATS: dict[str, Callable[[Path], Written]] = {
-    "asvd": lambda directory: write_low_rank(directory, "asvd", SOME),
-    "per-layer-config": per_layer_config,
-}
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_becomes_a_gac_directory(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_model_of_another_tool_becomes_a_gac_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, model = FORMATS[name](tmp_path / "source")
+    source, model = write_low_rank(tmp_path / "source", "asvd", SOME)
     write_tokenizer(source / "tokenizer.json", 128)
     (source / "chat_template.jinja").write_text("{{ messages }}")
     (source / "modeling_x.py").write_text("raise SystemExit")
     out = tmp_path / "out"
     done = result(capsys, "import", source, out, "--quiet")
-    assert (done["format"], done["dtype"], done["tokenizer"]) == (name, "float32", True)
+    assert (done["format"], done["dtype"], done["tokenizer"]) == ("asvd", "float32", True)
     assert_same_logits(out, model, "gac")
     assert {path.name for path in out.iterdir()} - {i.file for i in tensors(out)} == {
         "README.md",

@@ -11,7 +11,7 @@ from tests.importers.low_rank_models import SOME, write_low_rank
 from tests.support import dense_models
 from tests.support.command import result
 from tests.support.stored_models import change_tensors, logits_of
-from vllm_gac.alignment.rules import padded_layout
+from vllm_gac.alignment.rules import QuantizationMultiples, padded_layout
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError
@@ -37,12 +37,23 @@ def exact_logits(model: Path) -> torch.Tensor:
     return logits_of(model, TOKENS, torch.float64)
 
 
-@pytest.mark.parametrize("strategy", ["none", "minimal", "measured"])
-def test_a_repaired_directory_computes_the_same(model: Path, tmp_path: Path, strategy: Any) -> None:
-    out = tmp_path / "out"
-    done = repair(model, out, RepairRequest(strategy=strategy), progress=False)
-    written = open_checkpoint(out)
-    assert written.layout == done.after == padded_layout(done.before, strategy)
+@pytest.mark.parametrize(
+    ("strategy", "quantization", "multiple"),
+    [
+        ("none", None, 1),
+        ("minimal", None, 1),
+        ("measured", None, 1),
+        ("minimal", "mxfp8", 32),
+    ],
+)
+def test_a_repaired_directory_computes_the_same(
+    strategy: Any, quantization: Any, multiple: int, model: Path, tmp_path: Path
+) -> None:
+    out, request = tmp_path / "out", RepairRequest(strategy=strategy, quantization=quantization)
+    done = repair(model, out, request, progress=False)
+    written, quantized = open_checkpoint(out), QuantizationMultiples(multiple)
+    assert written.layout == done.after
+    assert done.after == padded_layout(done.before, strategy, quantized=quantized)
     assert written.raw_config["head_dim"] == done.after.cache_head_dim
     assert written.raw_config["gac"]["source"]["repair"]["strategy"] == strategy
     torch.testing.assert_close(exact_logits(out), exact_logits(model), rtol=1e-12, atol=1e-12)
@@ -69,18 +80,6 @@ def test_the_command_reports_what_it_did(
     }
     assert result(capsys, "inspect", "--verify", tmp_path / "out")["ok"]
     assert result(capsys, "inspect", tmp_path / "out")["aligned_fraction"] == 1.0
-
-
-def test_repair_pads_to_quantization_blocks(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    result(capsys, "repair", model, "--out", out, "--quantization", "mxfp8", "--quiet")
-    layout = open_checkpoint(out).layout
-    for layer in layout.layers:
-        heads = (layer.key.heads * layer.key.size, layer.value.heads * layer.value.size)
-        assert all(side % 32 == 0 for side in (*heads, layer.intermediate_size)), layer
-    torch.testing.assert_close(exact_logits(out), exact_logits(model), rtol=1e-12, atol=1e-12)
 
 
 def test_dense_and_pruned_models_can_be_repaired(tmp_path: Path) -> None:
