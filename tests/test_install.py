@@ -98,10 +98,6 @@ def test_a_lock_file_has_hashes_and_nothing_that_is_left_out(lock):
     assert names.isdisjoint({"torch", "vllm", *LEFT_OUT})
 
 
-def test_the_next_version_is_written_twice_alike() -> None:
-    assert PYPROJECT["tool"]["setuptools_scm"]["fallback_version"] == NEXT
-
-
 def test_the_pins_of_vllm_agree():
     extras = PROJECT["optional-dependencies"]
     assert extras["serve"] == [registration.REQUIREMENT]

@@ -1,6 +1,5 @@
 """The chosen device, the memory that is announced, and that a GPU measures the same as a CPU."""
 
-import inspect
 import os
 import re
 import subprocess
@@ -11,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import vllm_gac
 from benchmarks.common.llama3_8b import DENSE
 from tests.support import dense_models
 from tests.support.command import error
@@ -38,9 +36,6 @@ def test_the_gpu_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         assert prepare_device(None) == device
         assert prepare_device("cpu") == "cpu"
-    functions = (vllm_gac.compress, vllm_gac.calibrate, vllm_gac.heal, vllm_gac.evaluate)
-    for function in (*functions, vllm_gac.compare):
-        assert inspect.signature(function).parameters["device"].default is None
 
 
 def test_a_gpu_is_asked_for_deterministic_products_before_its_first_one(

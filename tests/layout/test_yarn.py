@@ -67,14 +67,6 @@ def test_equals_vllm_and_transformers(raw: dict[str, Any], head_dim: int) -> Non
     torch.testing.assert_close(own, table, rtol=0, atol=1e-4)
 
 
-def test_scores_are_multiplied_by_the_square_of_the_magnitude() -> None:
-    layout = layout_of(config(rope_parameters=YARN_ROPE | {"attention_factor": 1.5}))
-    assert layout.softmax_scale == 0.25
-    assert layout.score_scale(layout.layers[0]) == 0.25 * 1.5**2
-    layout = layout_of(config())
-    assert layout.score_scale(layout.layers[0]) == 0.25
-
-
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

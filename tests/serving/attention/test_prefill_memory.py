@@ -177,15 +177,6 @@ def test_xformers_holds_one_result_at_a_time() -> None:
     assert 0 < held.peak <= kernel_bytes("xformers", tokens, heads, kv_heads, size, torch.bfloat16)
 
 
-def test_memory_does_not_grow_with_the_number_of_sequences() -> None:
-    layer, chunks = layer_of(LATENT, "FA3"), [(100, 120_000)] * 80
-    calls, held = run(layer, chunks, 1 << 18)
-    assert len(calls) == 40
-    assert held == (1 << 18) * 4096
-    _, unbounded = run(layer, chunks, 0)
-    assert unbounded > 36 << 30
-
-
 def test_kernels_that_read_pages_gather_nothing() -> None:
     layer = layer_of(CacheGeometry(32, 96, 8, 96, 8, 96), "FA3")
     assert row_bytes(layer, quantized=False, dtype=torch.bfloat16) == 0
