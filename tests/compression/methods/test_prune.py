@@ -20,11 +20,9 @@ def test_copies_of_other_channels_go_first_and_at_no_loss() -> None:
     samples[:, 5], samples[:, 17] = 2 * samples[:, 3], samples[:, 8] - samples[:, 20]
     statistics = covariance(samples)
     gone = prune_order(DOWN, statistics, 2)[0]
-    gate, up, down, kept = prune_channels(GATE, UP, DOWN, statistics, gone)
+    _, _, down, kept = prune_channels(GATE, UP, DOWN, statistics, gone)
     dense, small = samples @ DOWN.T, samples[:, kept] @ down.T
     assert (dense - small).square().mean() < 1e-5 * dense.square().mean()
-    assert torch.equal(gate, GATE[kept])
-    assert torch.equal(up, UP[kept])
 
 
 def test_the_others_stay_and_down_is_refitted_by_least_squares() -> None:

@@ -200,6 +200,8 @@ def test_invalid_texts_and_students_are_refused(
         tmp_path, held_out=[tmp_path / "nowhere"]
     )
     assert "sequences of 1 token" in refused(tmp_path, sequence_length=1)
+    with pytest.raises(CheckpointError, match="--text"):
+        heal(student, teacher, [text, text], tmp_path / "out", HealRequest(**FAST))
     shutil.rmtree(student)
     shutil.copytree(teacher, student)
     assert "is dense: nothing was lost" in refused(tmp_path)
@@ -273,12 +275,6 @@ def test_a_teacher_that_is_worse_than_its_student_is_refused(
     path = tmp_path / "teacher" / "model.safetensors"
     change_tensors(path, lambda t: t["model.norm.weight"].mul_(scale))
     assert named in refused(tmp_path)
-
-
-def test_a_text_that_is_given_twice_is_refused(tmp_path: Path) -> None:
-    student, teacher, text = write_all(tmp_path)
-    with pytest.raises(CheckpointError, match="--text"):
-        heal(student, teacher, [text, text], tmp_path / "out", HealRequest(**FAST))
 
 
 def test_an_unused_lora_rank_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
