@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("texts", type=Path)
     verb.add_argument("--prompts", type=int, default=6000)
     verb.add_argument(
-        "--more", type=int, metavar="N", help="only add N tokens that it asks and answers itself"
+        "--asked", type=int, metavar="N", help="only N tokens that it asks and answers itself"
     )
     _add_problems(verb)
     verb.set_defaults(run=_answers)
@@ -91,6 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--samples", type=int, default=0, help="answers to each, at temperature .2")
     verb.add_argument("--windows", type=int, default=50, help="that engines are checked on")
     verb.add_argument("--heal-seconds", type=float, default=600, help="that healing may take")
+    verb.add_argument(
+        "--heal-kinds", nargs="+", default=["answers", "code"], help="texts: KIND-healing.jsonl.gz"
+    )
     verb.add_argument("--heal-rate", type=float, help="the learning rate; default: heal's own")
     verb.add_argument("--seconds", type=float, default=3600, help="that each step may take")
     verb.add_argument("--work", type=Path, help="of models; default: OUT/work")
@@ -158,10 +161,13 @@ def _texts(options: argparse.Namespace) -> None:
 
 
 def _answers(options: argparse.Namespace) -> None:
-    from benchmarks.real_models.answers import write_answers, write_more
+    from benchmarks.real_models.answers import write_answers, write_asked
 
-    write, count = (write_more, options.more) if options.more else (write_answers, options.prompts)
-    write(options.model, options.texts, options.problems / PROBLEMS_FILE, count)
+    model, texts, problems = options.model, options.texts, options.problems / PROBLEMS_FILE
+    if options.asked:
+        write_asked(model, texts, problems, options.asked)
+    else:
+        write_answers(model, texts, problems, options.prompts)
 
 
 def _measure(options: argparse.Namespace) -> None:
@@ -173,7 +179,7 @@ def _measure(options: argparse.Namespace) -> None:
         model=options.model,
         stats=options.stats,
         work=options.work or options.out / "work",
-        heal_texts=[texts / f"{kind}-healing.jsonl.gz" for kind in ("answers", "code")],
+        heal_texts=[texts / f"{kind}-healing.jsonl.gz" for kind in options.heal_kinds],
         heal_seconds=options.heal_seconds,
         heal_rate=options.heal_rate,
         device=options.device,

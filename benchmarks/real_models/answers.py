@@ -16,6 +16,8 @@ _KINDS = ("code", "prose")
 _MAX_TOKENS = 600  # of an answer
 # Of all prompts.
 _SHARES = {"calibration": 0.2, "healing": 0.65, "held-out": 0.15}
+# Of what the model asks itself.
+_CALIBRATED_ON = 0.2
 
 
 def write_answers(model: Path, texts: Path, problems: Path, count: int) -> None:
@@ -50,25 +52,26 @@ def write_answers(model: Path, texts: Path, problems: Path, count: int) -> None:
         path.unlink()
 
 
-def write_more(model: Path, texts: Path, problems: Path, tokens: int) -> None:
-    """Add answers to questions that the model asks itself to `texts`/answers-healing.jsonl.gz.
+def write_asked(model: Path, texts: Path, problems: Path, tokens: int) -> None:
+    """Write `texts`/asked-{calibration,healing}.jsonl.gz: what the model asks and answers itself.
 
-    Those that share a run of words with HumanEval are left out. The file is replaced at once.
+    `vllm-gac generate` without prompts writes it. What shares a run of words with HumanEval is left
+    out.
 
     Args:
         model: The dense model.
-        texts: Where the answers are.
+        texts: A directory.
         problems: HumanEval.jsonl.gz.
         tokens: About how many, of questions and answers.
     """
-    answered = texts / "more.jsonl"
+    answered = texts / "asked.jsonl"
     written = generate(model, answered, GenerateRequest(tokens=tokens))
     kept = _without_problems(answered, problems)
-    all_answers = texts / "answers-healing.jsonl.gz"
-    new = texts / "more.jsonl.gz"
-    write_records(new, [*read_records(all_answers), *kept])
-    new.replace(all_answers)
-    print(json.dumps(dataclasses.asdict(written) | {"kept": len(kept)}))
+    first = round(_CALIBRATED_ON * len(kept))
+    write_records(texts / "asked-calibration.jsonl.gz", kept[:first])
+    write_records(texts / "asked-healing.jsonl.gz", kept[first:])
+    about = dataclasses.asdict(written) | {"kept": len(kept)}
+    (texts / "asked.json").write_text(json.dumps(about, indent=1) + "\n")
     answered.unlink()
 
 

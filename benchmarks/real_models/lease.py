@@ -107,16 +107,14 @@ class Lease:
                 self._say(job, status="no time" if late is True else f"needs {late}")
 
     def _start(self) -> None:
-        held = False  # a GPU is left to empty for the job that is to have it to itself
+        held = set[int]()  # left to empty for jobs that are to have one to themselves
         running = {each.job.name for each in self._running}
         for job in list(self._waiting):
             needs = set(job.needs) - self._done | set(job.after) - self._done - self._lost
-            if needs or (job.gpu and held):
-                held = held or (job.alone and needs <= running)  # it is next
-                continue
-            gpu = self._place(job) if job.gpu else None
-            if job.gpu and gpu is None:
-                held = job.alone
+            gpu = self._place(job, held) if job.gpu and not needs else None
+            if needs or (job.gpu and gpu is None):
+                if job.alone and needs <= running:  # it is next
+                    held |= self._soonest_empty(held)
                 continue
             log = (self._out / "logs" / f"{job.name}.log").open("w")
             environment = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
@@ -134,16 +132,27 @@ class Lease:
             running.add(job.name)
             self._say(job, gpu=gpu, status="begins")
 
-    def _place(self, job: Job) -> int | None:
-        """The GPU with most room, if any has room for the job."""
-        on = [[r.job for r in self._running if r.gpu == gpu] for gpu in range(self._gpus)]
+    def _place(self, job: Job, held: set[int]) -> int | None:
+        """The GPU with most room, if any but those that are `held` has room for the job."""
+        on = self._jobs_on_gpus()
         free = [
             gpu
-            for gpu, jobs in enumerate(on)
-            if not jobs
-            or (not job.alone and len(jobs) < self._each and not any(j.alone for j in jobs))
+            for gpu in set(on) - held
+            if not on[gpu]
+            or (not job.alone and len(on[gpu]) < self._each and not any(j.alone for j in on[gpu]))
         ]
         return min(free, key=lambda gpu: len(on[gpu]), default=None)
+
+    def _soonest_empty(self, held: set[int]) -> set[int]:
+        """The GPU with the fewest jobs, if not all are `held`."""
+        on = self._jobs_on_gpus()
+        return set(sorted(set(on) - held, key=lambda gpu: len(on[gpu]))[:1])
+
+    def _jobs_on_gpus(self) -> dict[int, list[Job]]:
+        return {
+            gpu: [each.job for each in self._running if each.gpu == gpu]
+            for gpu in range(self._gpus)
+        }
 
     def _say(
         self, job: Job, *, status: object, began: float | None = None, gpu: int | None = None

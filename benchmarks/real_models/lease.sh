@@ -12,8 +12,8 @@
 #   PARTS=0: no first model comes.
 #   COMPARISON, RUNS, PART, STARTS, TRAFFIC: see headline_jobs.py.
 #   FIRST: what comes first (lease_jobs.py). OTHER_TEXTS=1: calibrations on other texts, too.
-#   HEAL: seconds that the healing of a row may take. RATE: its learning rate. MORE: tokens that the
-#   model asks and answers itself before that.
+#   HEAL: seconds that the healing of a row may take. RATE: its learning rate. ASKED: tokens that the
+#   model asks and answers itself. HEAL_KINDS: of text: answers, code, asked.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE,
 #   and more options in CALIBRATE, INT4.
 set -euo pipefail
@@ -84,7 +84,7 @@ done
 if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
   for name in rows.jsonl jobs.jsonl speed.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
-  [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || (cd "$TEXTS" && tar -czf "$OUT/answers.tgz" answers* texts.json) || true
+  [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || (cd "$TEXTS" && tar -czf "$OUT/answers.tgz" answers* asked.json texts.json) || true
   more=$(cd "$RESULTS" && ls ./*/rows.jsonl ./*/run.json ./latent.json 2> /dev/null || true)
   [ -z "$more" ] || tar -czf "$OUT/more.tgz" -C "$RESULTS" $more
   [ ! -e "$SMALL_RESULTS/rows.jsonl" ] || cp "$SMALL_RESULTS/rows.jsonl" "$OUT/rows_small.jsonl"

@@ -17,10 +17,11 @@ from benchmarks.real_models.compressed import directory_name
 from benchmarks.real_models.rows import DENSE, HEALED, INT4, OWN_ATTENTION
 
 _MEASURE = (
-    "$R measure $MODEL $RESULTS --texts $TEXTS --problems $PROBLEMS --stats $STATS --work $WORK "
-    "--keep --commit $COMMIT --seconds 1500 --heal-seconds $HEAL ${RATE:+--heal-rate $RATE} "
-    "--device $DEVICE --windows 0"
+    "--texts $TEXTS --problems $PROBLEMS --keep --commit $COMMIT --seconds 1500 --windows 0 "
+    "--heal-seconds $HEAL ${RATE:+--heal-rate $RATE} ${HEAL_KINDS:+--heal-kinds $HEAL_KINDS} "
+    "--device $DEVICE"
 )
+_MEASURE_ROWS = f"$R measure $MODEL $RESULTS --stats $STATS --work $WORK {_MEASURE} --rows"
 _WHOLE_MODEL = "python3 -m benchmarks.engines.whole_model run --commit $COMMIT"
 # NVLink multicast stays off: it can put GPUs that others share out of service.
 _ONE_RANK = "NCCL_NVLS_ENABLE=0 VLLM_ALLREDUCE_USE_SYMM_MEM=0"
@@ -42,23 +43,25 @@ _ANSWERS = (
     "$R answers $MODEL $TEXTS --problems $PROBLEMS --prompts $PROMPTS"
 )
 # The dense model is served in bf16 as what all others are compared with.
-_DENSE = f'{_MEASURE} --rows "{DENSE}" --max-tokens 0 --precisions bf16 --samples $SAMPLES'
+_DENSE = f'{_MEASURE_ROWS} "{DENSE}" --max-tokens 0 --precisions bf16 --samples $SAMPLES'
 _ROWS = ("KV .5", "all methods .9, KV .75", "all methods .8, KV .5", "KV .75")
 _GPUS, _SECONDS = int(os.environ.get("GPUS", "4")), float(os.environ.get("HEAL", "600"))
 _HEALED = _ROWS[: min(2, _GPUS)]
 _OTHERS = tuple(row for row in _ROWS if row not in _HEALED)
-# What the model asks and answers itself while a GPU is not needed.
-_MORE = "$R answers $MODEL $TEXTS --problems $PROBLEMS --more $MORE"
-_MORE_TOKENS = float(os.environ.get("MORE", "0"))
+# What the model asks and answers itself.
+_ASKED = "$R answers $MODEL $TEXTS --problems $PROBLEMS --asked $ASKED"
+_ASKED_TOKENS = float(os.environ.get("ASKED", "0"))
 _TOKENS_PER_SECOND = 20_000  # that it writes
 # Compressed and measured, to compare with the expected loss.
 _EXPECTED = ("MLP .9", "MLP .8")
+# Kinds of text, and tokens; None: as many as calibrate takes.
 _OTHER_TEXTS = (
-    (("code", "answers"), 65_536),
-    (("code",), 262_144),
-    (("answers",), 262_144),
-    (("code", "answers"), 262_144),
-    (("code", "answers"), 1_048_576),
+    (("asked",), None),
+    (("code", "asked"), None),
+    (("answers",), None),
+    (("code",), None),
+    (("asked",), 1_000_000),
+    (("asked",), 65_536),
 )
 # Output tokens a second on a GPU that does nothing else.
 _SPEED = "$R speed $MODEL $RESULTS --commit $COMMIT --rows "
@@ -101,7 +104,9 @@ _SMALL_ROWS = (
 )
 
 
-def job(name: str, command: str, expected: float, *needs: str, **more: Any) -> dict[str, Any]:
+def job(
+    name: str, command: str, expected: float, *needs: str, gpu: bool = True, **more: Any
+) -> dict[str, Any]:
     """A job as lease.py reads it, with the limit that PATIENCE gives it."""
     limit = float(os.environ.get("PATIENCE", "2.5")) * expected
     return {
@@ -110,6 +115,7 @@ def job(name: str, command: str, expected: float, *needs: str, **more: Any) -> d
         "expected": expected,
         "limit": limit,
         "needs": needs,
+        "gpu": gpu,
         **more,
     }
 
@@ -118,7 +124,7 @@ def make(row: str, expected: float, *needs: str) -> dict[str, Any]:
     """Makes the model of a row."""
     name = directory_name(row)
     # What is measured of a model that could not be made would make it again.
-    command = f'{_MEASURE} --rows "{row}" --max-tokens 0 --precisions && [ -e $WORK/{name} ]'
+    command = f'{_MEASURE_ROWS} "{row}" --max-tokens 0 --precisions && [ -e $WORK/{name} ]'
     return job(f"make-{name}", command, expected, *needs)
 
 
@@ -132,9 +138,17 @@ def before_all() -> list[dict[str, Any]]:
             60,
             gpu=False,
         ),
+        *_of_itself(),
         job("answers", f"{_ANSWERS} || {_ANSWERS}", 260, "texts", "model"),
         job("calibrate", f"{_CALIBRATE} || {_CALIBRATE}", 150, "answers"),
     ]
+
+
+def _of_itself() -> list[dict[str, Any]]:
+    if not _ASKED_TOKENS:
+        return []
+    seconds = 60 + _ASKED_TOKENS / _TOKENS_PER_SECOND
+    return [job("asked", _ASKED, seconds, "texts", "model") | {"alone": True}]
 
 
 def _of_all_gpus(name: str) -> dict[str, Any]:
@@ -147,42 +161,39 @@ def _calibrated_on_other_texts() -> list[dict[str, Any]]:
     """Half the cache, by calibrations on other kinds of text and on more and less of it."""
     jobs = []
     for kinds, tokens in _OTHER_TEXTS:
-        name = f"{'-'.join(kinds)}-{tokens}"
+        name = f"{'-'.join(kinds)}{f'-{tokens}' if tokens else ''}"
         files = " ".join(f"$TEXTS/{kind}-calibration.jsonl.gz" for kind in kinds)
         stats = f"$WORK/{name}.safetensors"
         calibrate = (
-            f"python3 -m vllm_gac calibrate $MODEL --text {files} --max-tokens {tokens} "
-            f"--method heads --out {stats} --device $DEVICE"
+            f"python3 -m vllm_gac calibrate $MODEL --text {files} --method heads --out {stats} "
+            f"--device $DEVICE{f' --max-tokens {tokens}' if tokens else ''}"
         )
         measure = (
-            f"$R measure $MODEL $RESULTS/{name} --texts $TEXTS --problems $PROBLEMS "
-            f"--stats {stats} --work $WORK/{name} --commit $COMMIT --device $DEVICE --windows 0 "
+            f"$R measure $MODEL $RESULTS/{name} --stats {stats} --work $WORK/{name} {_MEASURE} "
             f'--rows "{_ROWS[0]}" --max-tokens $TEXT_TOKENS --precisions fp8 --samples $SAMPLES'
         )
-        expected = 50 + tokens / 3000
-        before = job(f"calibrate-{name}", calibrate, expected, "answers") | {"after": _FIRST}
-        jobs += [before, job(f"measure-{name}", measure, 400, before["name"])]
+        expected = 60 + (tokens or 0) / 3000
+        needs = ("answers", *_asked()) if "asked" in kinds else ("answers",)
+        before = job(f"calibrate-{name}", calibrate, expected, *needs)
+        jobs += [before, job(f"measure-{name}", measure, 300, before["name"])]
     return jobs
+
+
+def _asked() -> tuple[str, ...]:
+    return ("asked",) if _ASKED_TOKENS else ()
 
 
 def _heal(row: str) -> dict[str, Any]:
     """Alone: beside four other jobs it trains on 13,000 tokens a second instead of 33,000."""
-    needs = f"make-{directory_name(row)}", *(job["name"] for job in _more())
+    needs = f"make-{directory_name(row)}", *_asked()
     return make(f"{row}{HEALED}", _SECONDS, *needs) | {"alone": True}
-
-
-def _more() -> list[dict[str, Any]]:
-    if not _MORE_TOKENS:
-        return []
-    seconds = 60 + _MORE_TOKENS / _TOKENS_PER_SECOND
-    return [job("more", _MORE, seconds, "answers") | {"alone": True}]
 
 
 def _int4() -> list[dict[str, Any]]:
     """Rows of quantized weights: made, healed, served and measured on texts."""
     every = [*_INT4_ROWS, *_INT4_HEALED]
     return [
-        job("make-w4a16", _MAKE_INT4, 100, "answers") | {"after": _FIRST},
+        job("make-w4a16", _MAKE_INT4, 100, "answers"),
         job("calibrate-w4a16", _CALIBRATE_INT4, 80, "make-w4a16"),
         *(make(row, 60, "calibrate-w4a16") for row in _INT4_ROWS[1:]),
         *(_heal(row) for row in _INT4_ROWS[1:]),
@@ -199,14 +210,12 @@ def _served(row: str, expected: float) -> dict[str, Any]:
         precisions = '${PRECISIONS:+"${PRECISIONS/#fp8/fp8 cache}"}'
     if row in (INT4, _ROWS[0]):  # what its FP8 cache loses
         precisions = f"bf16 {precisions}"
-    command = (
-        f'{_MEASURE} --rows "{row}" --max-tokens 0 --precisions {precisions} --samples $SAMPLES'
-    )
+    command = f'{_MEASURE_ROWS} "{row}" --max-tokens 0 --precisions {precisions} --samples $SAMPLES'
     return _of(row, "served", command, expected)
 
 
 def _texts(row: str, expected: float) -> dict[str, Any]:
-    command = f'{_MEASURE} --rows "{row}" --max-tokens $TEXT_TOKENS --precisions'
+    command = f'{_MEASURE_ROWS} "{row}" --max-tokens $TEXT_TOKENS --precisions'
     return _of(row, "texts", command, expected)
 
 
@@ -227,21 +236,19 @@ def _speed(name: str, rows: Sequence[str], expected: float) -> dict[str, Any]:
 
 def main() -> None:
     """Print them."""
-    *first, calibrate = before_all()
-    calibrate["after"] = _FIRST
     jobs = [
-        *(_of_all_gpus(name) for name in _FIRST),
-        *(*first, *_more(), calibrate),
-        *(_calibrated_on_other_texts() if os.environ.get("OTHER_TEXTS") else ()),
-        *(_int4() if _INT4_COMES else ()),
+        *before_all(),
         *(make(row, 130, "calibrate") for row in _HEALED),
-        job("served-dense", _DENSE, 170, "calibrate"),
+        *(_heal(row) for row in _HEALED[:1]),
         *(_served(row, 120) for row in _HEALED),
         *(_texts(row, 80) for row in _HEALED),
-        job("small-model", _SMALL_MODEL, 30, gpu=False),
-        *(_heal(row) for row in _HEALED),
         *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
+        *(_int4() if _INT4_COMES else ()),
+        *(_calibrated_on_other_texts() if os.environ.get("OTHER_TEXTS") else ()),
+        job("served-dense", _DENSE, 170, "calibrate"),
+        *(_heal(row) for row in _HEALED[1:]),
+        job("small-model", _SMALL_MODEL, 30, gpu=False),
         *(make(row, 130, "calibrate") for row in _OTHERS),
         *(_texts(row, 80) for row in _OTHERS),
         *(_served(row, 120) for row in _OTHERS),
@@ -254,7 +261,9 @@ def main() -> None:
         *(make(row, 80, "calibrate") for row in _EXPECTED),
         *((_speed("speed-w4a16", _INT4_ROWS, 190),) if _INT4_COMES else ()),
     ]
-    print(json.dumps(jobs, indent=1))
+    for each in jobs:
+        each["after"] = _FIRST if each["gpu"] else []
+    print(json.dumps([*map(_of_all_gpus, _FIRST), *jobs], indent=1))
 
 
 if __name__ == "__main__":

@@ -208,23 +208,27 @@ def test_answers_go_to_the_split_of_their_prompt_without_problems(
             assert split[:4] in row["messages"][0]["content"]
 
 
-def test_what_a_model_asks_itself_is_healed_on_without_problems(
+def test_what_a_model_asks_itself_is_split_without_problems(
     problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def conversation(question: str) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": question}]}
 
     def generate(model: Path, out: Path, request: GenerateRequest) -> Written:
-        for question in (PROBLEM["prompt"], f"{request.tokens}?"):
+        more = (f"{request.tokens}? {n}" for n in range(4))
+        for question in (PROBLEM["prompt"], f"{request.tokens}?", *more):
             append_line(out, conversation(question))
         return Written()
 
     monkeypatch.setattr(answers, "generate", generate)
-    path = tmp_path / "answers-healing.jsonl.gz"
-    texts.write_records(path, [conversation("Why?")])
-    answers.write_more(tmp_path, tmp_path, problems, 1000)
-    assert texts.read_records(path) == [conversation("Why?"), conversation("1000?")]
-    assert set(tmp_path.iterdir()) == {path, problems}
+    answers.write_asked(tmp_path, tmp_path, problems, 1000)
+    calibrated, healed = (
+        texts.read_records(tmp_path / f"asked-{split}.jsonl.gz")
+        for split in ("calibration", "healing")
+    )
+    assert calibrated == [conversation("1000?")]
+    assert healed == [conversation(f"1000? {n}") for n in range(4)]
+    assert not list(tmp_path.glob("*.jsonl"))
 
 
 def test_an_engine_is_compared_with_the_reference_token_by_token(tmp_path: Path) -> None:
@@ -314,7 +318,7 @@ def test_a_lease_has_all_that_its_jobs_need(
     gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(lease_jobs, "_GPUS", gpus)
-    monkeypatch.setattr(lease_jobs, "_MORE_TOKENS", 1e6)
+    monkeypatch.setattr(lease_jobs, "_ASKED_TOKENS", 1e6)
     monkeypatch.setattr(lease_jobs, "_INT4_COMES", True)
     monkeypatch.setattr(lease_jobs, "_FIRST", ["two_gpus", "latent"])
     monkeypatch.setenv("OTHER_TEXTS", "1")
@@ -322,10 +326,10 @@ def test_a_lease_has_all_that_its_jobs_need(
     jobs = {job["name"]: Job(**job) for job in json.loads(capsys.readouterr().out)}
     assert {need for job in jobs.values() for need in job.needs} <= set(jobs)
     assert jobs["make-kv--5--healed"].alone
-    assert jobs["calibrate"].after == jobs["make-w4a16"].after == ["two_gpus", "latent"]
+    assert jobs["asked"].after == jobs["make-w4a16"].after == ["two_gpus", "latent"]
     assert jobs["latent"].after == ["two_gpus"]
-    assert jobs["measure-code-262144"].needs == ["calibrate-code-262144"]
-    assert "more" in jobs["make-kv--5--healed"].needs
+    assert jobs["measure-asked-65536"].needs == ["calibrate-asked-65536"]
+    assert "asked" in jobs["make-kv--5--healed"].needs
     assert "make-w4a16--kv--5" in jobs["make-w4a16--kv--5--healed"].needs
     assert '"${PRECISIONS/#fp8/fp8 cache}"' in jobs["served-w4a16--kv--5--healed"].command
     assert '"KV .5=$WORK/kv--5" "dense"' in jobs["speed"].command
