@@ -242,6 +242,20 @@ def test_where_times_are_predicted_a_plan_that_loses_about_as_little_is_the_fast
     assert times[0] < times[1]
 
 
+def test_a_plan_that_is_expected_to_lose_all_is_made_where_times_are_predicted(
+    models: Models,
+) -> None:
+    """Keys that stay whole may be expected to lose many nats in an FP8 cache."""
+    big = models["big"]
+    losses = [
+        {part: 10_000 * curve for part, curve in curves.items()}
+        for curves in made_up_losses(big.layout)
+    ]
+    plan = best_plan(big, losses, PlanRequest(kv_ratio=0.5, methods=("heads",), gpu="h200"))
+    assert plan.expected_loss is not None
+    assert plan.expected_loss > 1
+
+
 def test_each_of_several_gpus_is_predicted_its_part(models: Models) -> None:
     big, request = models["big"], PlanRequest(kv_ratio=0.5, gpu="h200")
     one, two = (

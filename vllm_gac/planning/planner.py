@@ -227,8 +227,9 @@ def _no_slower_solution(
     about = request.about_times(problem.deployment.profile)
     dense = problem.deployment.dense_microseconds(model.layout)
     is_free = not request.weighs_time and request.max_loss is None
-    if is_free and solution.loss > 0:
-        near = replace(request, max_loss=math.expm1(_NEAR * solution.loss))
+    share = math.expm1(_NEAR * solution.loss)
+    if is_free and 0 < share < 1:  # what loses more is of no use, however fast
+        near = replace(request, max_loss=share)
         with suppress(PlanError):  # there losses are rounded up
             _, solution = _best_solution(near, model, losses, problems)
     time = problem.deployment.nanoseconds(model.layout, solution.layers) / 1000
