@@ -25,7 +25,6 @@ COLUMNS = {
     **{f"{text}_interval": f"{text}: 95 % interval" for text in TEXTS},
     **{f"{text}_divergence": f"{text}: divergence, nats a token" for text in TEXTS},
     **{f"{text}_agreement": f"{text}: first choice agrees" for text in TEXTS},
-    **{f"{text}_regret": f"{text}: how much less probable first choices are" for text in TEXTS},
     **{f"{p}_pass": f"HumanEval, {p}" for p in PRECISIONS},
     **{f"{p}_points": f"points over dense in bf16, {p}" for p in PRECISIONS},
     **{f"{p}_interval": f"95 % interval of them, {p}" for p in PRECISIONS},
@@ -34,7 +33,7 @@ COLUMNS = {
     **{f"{p}_mean_interval": f"95 % interval of them, samples, {p}" for p in PRECISIONS},
     **{f"{p}_served": f"engine over reference, nats a token, {p}" for p in PRECISIONS},
 }
-_OF_A_TEXT = ("ratio", "interval", "divergence", "agreement", "regret")
+_OF_A_TEXT = ("ratio", "interval", "divergence", "agreement")
 
 
 def write_result(directories: Sequence[Path], out: Path) -> None:

@@ -115,8 +115,7 @@ def _compare(args: argparse.Namespace) -> int:
     print(f"{times} of {sanitize(args.against)}; {interval}")
     print(
         f"divergence {comparison.divergence:.4f} nats per token; the first choice is the same for "
-        f"{comparison.agreement:.1%} of tokens, and {sanitize(args.against)} finds its own "
-        f"{comparison.regret:.4f} more probable in the mean"
+        f"{comparison.agreement:.1%} of tokens"
     )
     return 0
 

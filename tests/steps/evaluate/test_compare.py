@@ -77,11 +77,8 @@ def test_divergence_and_agreement_are_those_of_the_logits(models: Path, tmp_path
     agreement = (mine.argmax(-1) == dense.argmax(-1)).float().mean()
     assert comparison.agreement == pytest.approx(float(agreement))
     assert 0 < comparison.agreement < 1
-    of_first = dense.exp().gather(-1, mine.argmax(-1, keepdim=True))
-    regret = (dense.exp().amax(-1, keepdim=True) - of_first).mean()
-    assert comparison.regret == pytest.approx(float(regret), rel=1e-3)
     alike = vllm_gac.compare(near, near, [models / "text"], **text)
-    assert (alike.divergence, alike.agreement, alike.regret) == (0, 1, 0)
+    assert (alike.divergence, alike.agreement) == (0, 1)
 
 
 def test_little_text_has_no_interval(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,8 +46,6 @@ class Comparison:
             little text to tell.
         divergence: KL(other model || model) of what they predict, nats per token.
         agreement: The share of tokens for which both models' first choice is the same.
-        regret: How much more probable the other model finds its own first choice than the model's,
-            in the mean of all tokens. Choices that differ where it was undecided hardly count.
         by_text: How many tokens of each text were predicted.
     """
 
@@ -58,7 +56,6 @@ class Comparison:
     interval: tuple[float, float] | None
     divergence: float
     agreement: float
-    regret: float
     by_text: Mapping[str, int]
 
 
@@ -206,7 +203,6 @@ class _Window(NamedTuple):
     against: float
     divergence: float
     agreed: int
-    regret: float
 
 
 def _window(mine: torch.Tensor, theirs: torch.Tensor, window: torch.Tensor) -> _Window:
@@ -215,14 +211,11 @@ def _window(mine: torch.Tensor, theirs: torch.Tensor, window: torch.Tensor) -> _
     targets = window[1:, None].to(log_probs.device)
     losses = [-each.gather(1, targets).sum(dtype=torch.float64) for each in (log_probs, other)]
     divergence = kl_div(log_probs, other, reduction="none", log_target=True).sum(-1)
-    first, others_first = log_probs.argmax(-1, keepdim=True), other.max(-1, keepdim=True)
-    regret = others_first.values.exp() - other.gather(1, first).exp()
     return _Window(
         loss=float(losses[0]),
         against=float(losses[1]),
         divergence=float(divergence.sum(dtype=torch.float64)),
-        agreed=int((first == others_first.indices).sum()),
-        regret=float(regret.sum(dtype=torch.float64)),
+        agreed=int((log_probs.argmax(-1) == other.argmax(-1)).sum()),
     )
 
 
@@ -254,7 +247,6 @@ def _compared(
         interval=interval,
         divergence=sum(window.divergence for window in windows) / sum(counts),
         agreement=sum(window.agreed for window in windows) / sum(counts),
-        regret=sum(window.regret for window in windows) / sum(counts),
         by_text=by_text,
     )
 
