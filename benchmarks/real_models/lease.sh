@@ -85,7 +85,7 @@ if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
   for name in rows.jsonl jobs.jsonl speed.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
   [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || (cd "$TEXTS" && tar -czf "$OUT/answers.tgz" answers* asked.json texts.json) || true
-  more=$(cd "$RESULTS" && ls ./*/rows.jsonl ./*/run.json ./latent.json 2> /dev/null || true)
+  more=$(cd "$RESULTS" && ls ./*/rows.jsonl ./*/run.json 2> /dev/null || true)
   [ -z "$more" ] || tar -czf "$OUT/more.tgz" -C "$RESULTS" $more
   [ ! -e "$SMALL_RESULTS/rows.jsonl" ] || cp "$SMALL_RESULTS/rows.jsonl" "$OUT/rows_small.jsonl"
   if [ -e "$RESULTS/loadtest" ]; then # the runs so far, without what they were made of
@@ -105,7 +105,7 @@ PY
 fi
 echo "== $(($(date +%s) - $(cat "$X/began"))) s after the first call"
 cat "$L/lease.log" 2> /dev/null || true
-tail -n 40 "$RESULTS/jobs.jsonl" "$RESULTS"/logs/{compare*,two_gpus,free,latent}.log 2> /dev/null || true
+tail -n 40 "$RESULTS/jobs.jsonl" "$RESULTS"/logs/{compare*,two_gpus,free}.log 2> /dev/null || true
 cat "$RESULTS/rows.jsonl" "$SMALL_RESULTS/rows.jsonl" 2> /dev/null > "$L/rows" || true
 python3 - "$L/rows" <<'PY' || true
 import json, sys

@@ -2,8 +2,8 @@
 
 lease.sh runs them, and has the variables. The dense model's rows in FP8 are those of an earlier
 lease. FIRST names what runs before all others, each alone: `two_gpus`, models of an 8B's shape on
-one GPU and on two; `free`, the dense model of that shape by vLLM and by our layers; `latent`, the
-decode kernel. At home, in the directory of the first two:
+one GPU and on two; `free`, the dense model of that shape by vLLM and by our layers. At home, in the
+directory of either:
 
     python -m benchmarks.engines.whole_model report . RESULT.json
 """
@@ -28,7 +28,6 @@ _ONE_RANK = "NCCL_NVLS_ENABLE=0 VLLM_ALLREDUCE_USE_SYMM_MEM=0"
 _ALONE = {
     "two_gpus": (f"{_ONE_RANK} {_WHOLE_MODEL} --two-gpus $RESULTS/two_gpus", 1300),
     "free": (f"{_WHOLE_MODEL} --free $RESULTS/free", 420),
-    "latent": ("python3 -m benchmarks.kernels.decode $RESULTS/latent.json --keys latent", 100),
 }
 _FIRST = os.environ.get("FIRST", "").split()
 # A run that was stopped goes on.

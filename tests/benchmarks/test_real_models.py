@@ -320,14 +320,14 @@ def test_a_lease_has_all_that_its_jobs_need(
     monkeypatch.setattr(lease_jobs, "_GPUS", gpus)
     monkeypatch.setattr(lease_jobs, "_ASKED_TOKENS", 1e6)
     monkeypatch.setattr(lease_jobs, "_INT4_COMES", True)
-    monkeypatch.setattr(lease_jobs, "_FIRST", ["two_gpus", "latent"])
+    monkeypatch.setattr(lease_jobs, "_FIRST", ["two_gpus", "free"])
     monkeypatch.setenv("OTHER_TEXTS", "1")
     lease_jobs.main()
     jobs = {job["name"]: Job(**job) for job in json.loads(capsys.readouterr().out)}
     assert {need for job in jobs.values() for need in job.needs} <= set(jobs)
     assert jobs["make-kv--5--healed"].alone
-    assert jobs["asked"].after == jobs["make-w4a16"].after == ["two_gpus", "latent"]
-    assert jobs["latent"].after == ["two_gpus"]
+    assert jobs["asked"].after == jobs["make-w4a16"].after == ["two_gpus", "free"]
+    assert jobs["free"].after == ["two_gpus"]
     assert jobs["measure-asked-65536"].needs == ["calibrate-asked-65536"]
     assert "asked" in jobs["make-kv--5--healed"].needs
     assert "make-w4a16--kv--5" in jobs["make-w4a16--kv--5--healed"].needs
