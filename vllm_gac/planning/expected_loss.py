@@ -30,14 +30,16 @@ def interval(by_sequence: NDArray[np.float64]) -> tuple[float, float] | None:
     Returns:
         Its ends; None: there are too few sequences.
     """
+    # Here: each start of the command line imports this module, and scipy takes .4 seconds.
+    from scipy import special
+
     length = max(1, round(math.sqrt(len(by_sequence))))
     stretches = len(by_sequence) // length
     if stretches < _MIN_STRETCHES:
         return None
     means = by_sequence[: stretches * length].reshape(stretches, length).mean(1)
     mean, error = float(by_sequence.mean()), float(means.std(ddof=1) / math.sqrt(stretches))
-    # Student's t for 95 %, within 3 % for four stretches and more.
-    away = (1.96 + 2.5 / (stretches - 1) + 6 / (stretches - 1) ** 2) * error
+    away = float(special.stdtrit(stretches - 1, 0.975)) * error  # Student's t for 95 %
     spread = math.log1p(away / mean) if mean > 0 else 0.0
     factor = math.exp(math.hypot(spread, math.log(_TOGETHER)))
     return mean / factor, mean * factor
