@@ -20,7 +20,7 @@ from vllm_gac.texts.tokenizer import ModelTokenizer
 
 def test_only_the_demo_model_has_a_text_of_its_own(tmp_path: Path) -> None:
     assert calibration_texts(demo.MODEL, ()) == [demo.CALIBRATION]
-    with pytest.raises(CheckpointError, match=f"vllm-gac generate {tmp_path} --out"):
+    with pytest.raises(CheckpointError, match=f"vllm-gac generate {tmp_path} --prompts"):
         calibration_texts(tmp_path, ())
 
 

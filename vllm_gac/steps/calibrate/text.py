@@ -34,7 +34,7 @@ def calibration_texts(model: Path, given: Sequence[str | Path]) -> list[Path]:
         return [demo.CALIBRATION]
     raise CheckpointError(
         f"{model}: no text to calibrate on; give --calibration FILE (of calibrate, --text FILE), "
-        f"text like what the model will meet, or have the model write some: {_recipe(model)}"
+        f"text like what the model will meet, or have the model answer prompts: {_recipe(model)}"
     )
 
 
@@ -43,12 +43,12 @@ def warn_of_no_conversation(
 ) -> None:
     """Log it if there is a chat template, and none of `texts` has a conversation.
 
-    The dense `model` can write some.
+    The dense `model` can write answers.
     """
     if tokenizer.has_template and not any(map(has_messages, texts)):
         logger.warning(
             "%s has a chat template, and no text to %s has 'messages': an instruct model loses "
-            "what it is for; give conversations, too, or have the model write some: %s",
+            "what it is for; give conversations, too, or have the model answer prompts: %s",
             model,
             purpose,
             _recipe(model),
@@ -56,7 +56,7 @@ def warn_of_no_conversation(
 
 
 def _recipe(model: Path) -> str:
-    return f"vllm-gac generate {shlex.quote(str(model))} --out text.jsonl"
+    return f"vllm-gac generate {shlex.quote(str(model))} --prompts FILE --out text.jsonl"
 
 
 def text_files(given: Sequence[str | Path], purpose: str) -> list[Path]:

@@ -85,6 +85,11 @@ def generate(
     directory = model_directory(model, revision)
     checkpoint = open_dense(directory)
     files, tokenizer = text_files(prompts, "take prompts of"), ModelTokenizer(directory)
+    if not files:
+        logger.warning(
+            "without --prompts the model also writes the questions, which need not be like those of "
+            "its users: calibrated on such text alone, a model for code lost far more (docs/guide.md)"
+        )
     record = {"prompts": [sha256_of(file) for file in files], **record_of(request)}
     work = partial_of(out)
     with claimed(work, "generate", {**checkpoint.identity, **record}):
