@@ -55,12 +55,10 @@ _TOKENS_PER_SECOND = 20_000  # that it writes
 _EXPECTED = ("MLP .9", "MLP .8")
 # Kinds of text, and tokens; None: as many as calibrate takes.
 _OTHER_TEXTS = (
-    (("asked",), None),
-    (("code", "asked"), None),
-    (("answers",), None),
-    (("code",), None),
-    (("asked",), 1_000_000),
-    (("asked",), 65_536),
+    (("answers", "prose"), None),
+    (("answers", "code", "prose"), None),
+    (("answers", "code"), 524_288),
+    (("answers", "code"), 65_536),
 )
 # Output tokens a second on a GPU that does nothing else.
 _SPEED = "$R speed $MODEL $RESULTS --commit $COMMIT --rows "
@@ -172,8 +170,7 @@ def _calibrated_on_other_texts() -> list[dict[str, Any]]:
             f'--rows "{_ROWS[0]}" --max-tokens $TEXT_TOKENS --precisions fp8 --samples $SAMPLES'
         )
         expected = 60 + (tokens or 0) / 3000
-        needs = ("answers", *_asked()) if "asked" in kinds else ("answers",)
-        before = job(f"calibrate-{name}", calibrate, expected, *needs)
+        before = job(f"calibrate-{name}", calibrate, expected, "answers")
         jobs += [before, job(f"measure-{name}", measure, 300, before["name"])]
     return jobs
 

@@ -328,7 +328,7 @@ def test_a_lease_has_all_that_its_jobs_need(
     assert jobs["make-kv--5--healed"].alone
     assert jobs["asked"].after == jobs["make-w4a16"].after == ["two_gpus", "free"]
     assert jobs["free"].after == ["two_gpus"]
-    assert jobs["measure-asked-65536"].needs == ["calibrate-asked-65536"]
+    assert jobs["measure-answers-code-65536"].needs == ["calibrate-answers-code-65536"]
     assert "asked" in jobs["make-kv--5--healed"].needs
     assert "make-w4a16--kv--5" in jobs["make-w4a16--kv--5--healed"].needs
     assert '"${PRECISIONS/#fp8/fp8 cache}"' in jobs["served-w4a16--kv--5--healed"].command
