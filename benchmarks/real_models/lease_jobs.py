@@ -1,9 +1,9 @@
 """Prints the jobs of a lease: rows of a 1.5B and a 135M on one to four GPUs, by their worth.
 
 lease.sh runs them, and has the variables. The dense model's rows in FP8 are those of an earlier
-lease. FIRST names what runs before all others, each alone: `two_gpus`, models of an 8B's shape on
-one GPU and on two; `free`, the dense model of that shape by vLLM and by our layers. At home, in the
-directory of either:
+lease. FIRST names what comes first: `two_gpus`, models of an 8B's shape on one GPU and on two, while
+nothing else runs; `free`, the dense model of that shape by vLLM and by our layers, alone on a GPU. At
+home, in the directory of either:
 
     python -m benchmarks.engines.whole_model report . RESULT.json
 """
@@ -25,8 +25,9 @@ _MEASURE_ROWS = f"$R measure $MODEL $RESULTS --stats $STATS --work $WORK {_MEASU
 _WHOLE_MODEL = "python3 -m benchmarks.engines.whole_model run --commit $COMMIT"
 # NVLink multicast stays off: it can put GPUs that others share out of service.
 _ONE_RANK = "NCCL_NVLS_ENABLE=0 VLLM_ALLREDUCE_USE_SYMM_MEM=0"
+_TWO_GPUS = "two_gpus"
 _ALONE = {
-    "two_gpus": (f"{_ONE_RANK} {_WHOLE_MODEL} --two-gpus $RESULTS/two_gpus", 1300),
+    _TWO_GPUS: (f"{_ONE_RANK} {_WHOLE_MODEL} --two-gpus $RESULTS/two_gpus", 1300),
     "free": (f"{_WHOLE_MODEL} --free $RESULTS/free", 420),
 }
 _FIRST = os.environ.get("FIRST", "").split()
@@ -148,10 +149,10 @@ def _of_itself() -> list[dict[str, Any]]:
     return [job("asked", _ASKED, seconds, "texts", "model") | {"alone": True}]
 
 
-def _of_all_gpus(name: str) -> dict[str, Any]:
-    """No GPU is this job's own: no other job has one until it is over."""
-    before = _FIRST[: _FIRST.index(name)]
-    return job(name, _ALONE[name][0], _ALONE[name][1], gpu=False) | {"after": before}
+def _first(name: str) -> dict[str, Any]:
+    """All GPUs are of `two_gpus`: no other job has one until it is over."""
+    of_one = name != _TWO_GPUS
+    return job(name, *_ALONE[name], gpu=of_one, alone=of_one)
 
 
 def _calibrated_on_other_texts() -> list[dict[str, Any]]:
@@ -194,7 +195,7 @@ def _int4() -> list[dict[str, Any]]:
         *(make(row, 60, "calibrate-w4a16") for row in _INT4_ROWS[1:]),
         *(_heal(row) for row in _INT4_ROWS[1:]),
         *(_served(row, 120) for row in _INT4_HEALED),
-        _served(INT4, 220),
+        _served(INT4, 120),
         *(_served(row, 120) for row in _INT4_ROWS[1:]),
         *(_texts(row, 80) for row in every),
     ]
@@ -205,7 +206,7 @@ def _served(row: str, expected: float) -> dict[str, Any]:
     if row.startswith(INT4):  # weights that are quantized stay as they are
         precisions = '${PRECISIONS:+"${PRECISIONS/#fp8/fp8 cache}"}'
     if row in (INT4, _ROWS[0]):  # what its FP8 cache loses
-        precisions = f"bf16 {precisions}"
+        precisions, expected = f"bf16 {precisions}", 2 * expected
     command = f'{_MEASURE_ROWS} "{row}" --max-tokens 0 --precisions {precisions} --samples $SAMPLES'
     return _of(row, "served", command, expected)
 
@@ -257,9 +258,10 @@ def main() -> None:
         *(make(row, 80, "calibrate") for row in _EXPECTED),
         *((_speed("speed-w4a16", _INT4_ROWS, 190),) if _INT4_COMES else ()),
     ]
+    jobs = [*map(_first, _FIRST), *jobs]
     for each in jobs:
-        each["after"] = _FIRST if each["gpu"] else []
-    print(json.dumps([*map(_of_all_gpus, _FIRST), *jobs], indent=1))
+        each["after"] = [_TWO_GPUS] if each["gpu"] and _TWO_GPUS in _FIRST else []
+    print(json.dumps(jobs, indent=1))
 
 
 if __name__ == "__main__":

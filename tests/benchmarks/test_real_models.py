@@ -326,8 +326,9 @@ def test_a_lease_has_all_that_its_jobs_need(
     jobs = {job["name"]: Job(**job) for job in json.loads(capsys.readouterr().out)}
     assert {need for job in jobs.values() for need in job.needs} <= set(jobs)
     assert jobs["make-kv--5--healed"].alone
-    assert jobs["asked"].after == jobs["make-w4a16"].after == ["two_gpus", "free"]
-    assert jobs["free"].after == ["two_gpus"]
+    assert jobs["asked"].after == jobs["make-w4a16"].after == jobs["free"].after == ["two_gpus"]
+    assert jobs["free"].alone
+    assert not jobs["two_gpus"].gpu
     assert jobs["measure-answers-code-65536"].needs == ["calibrate-answers-code-65536"]
     assert "asked" in jobs["make-kv--5--healed"].needs
     assert "make-w4a16--kv--5" in jobs["make-w4a16--kv--5--healed"].needs
