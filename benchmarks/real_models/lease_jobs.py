@@ -44,7 +44,7 @@ _ANSWERS = (
 )
 # The dense model is served in bf16 as what all others are compared with.
 _DENSE = f'{_MEASURE_ROWS} "{DENSE}" --max-tokens 0 --precisions bf16 --samples $SAMPLES'
-_ROWS = ("KV .5", "all methods .9, KV .75", "all methods .8, KV .5", "KV .75")
+_ROWS = ("KV .5", "all methods .9, KV .75", "KV .65", "KV .6", "all methods .8, KV .5")
 _GPUS, _SECONDS = int(os.environ.get("GPUS", "4")), float(os.environ.get("HEAL", "600"))
 _HEALED = _ROWS[: min(2, _GPUS)]
 _OTHERS = tuple(row for row in _ROWS if row not in _HEALED)

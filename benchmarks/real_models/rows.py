@@ -39,10 +39,9 @@ def _planned(param: float | None, kv: float | None, *options: str) -> Row:
     return Row([*ratios, *options])
 
 
+_CACHES = (".75", ".5", ".85", ".65", ".6")
 _COMPRESSED = {
-    "KV .75": _planned(None, 0.75, "--method", "heads"),
-    "KV .5": _planned(None, 0.5, "--method", "heads"),
-    "KV .85": _planned(None, 0.85, "--method", "heads"),
+    **{f"KV {kv}": _planned(None, float(kv), "--method", "heads") for kv in _CACHES},
     "heads + MLP .9, KV .75": _planned(0.9, 0.75),
     "all methods .9, KV .75": _planned(0.9, 0.75, *_ALL),
     "heads + MLP .95, KV .75": _planned(0.95, 0.75),
