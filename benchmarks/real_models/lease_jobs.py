@@ -1,9 +1,9 @@
 """Prints the jobs of a lease: rows of a 1.5B and a 135M on one to four GPUs, by their worth.
 
 lease.sh runs them, and has the variables. The dense model's rows in FP8 are those of an earlier
-lease. FIRST names what comes first: `two_gpus`, models of an 8B's shape on one GPU and on two, while
-nothing else runs; `free`, the dense model of that shape by vLLM and by our layers, alone on a GPU. At
-home, in the directory of either:
+lease. FIRST names what comes first: `two_gpus`, models of an 8B's shape on one GPU and on two,
+while nothing else runs; `free`, the dense model of that shape by vLLM and by our layers, alone on a
+GPU. At home, in the directory of either:
 
     python -m benchmarks.engines.whole_model report . RESULT.json
 """

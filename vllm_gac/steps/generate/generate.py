@@ -87,8 +87,9 @@ def generate(
     files, tokenizer = text_files(prompts, "take prompts of"), ModelTokenizer(directory)
     if not files:
         logger.warning(
-            "without --prompts the model also writes the questions, which need not be like those of "
-            "its users: calibrated on such text alone, a model for code lost far more (docs/guide.md)"
+            "without --prompts the model also writes the questions, which need not be like those "
+            "of its users: calibrated on such text alone, a model for code lost far more (see the "
+            "guide)"
         )
     record = {"prompts": [sha256_of(file) for file in files], **record_of(request)}
     work = partial_of(out)
