@@ -151,7 +151,7 @@ def test_a_plan_that_leaves_keys_whole_says_what_rounding_them_loses(
 def test_a_sequence_that_no_quadratic_form_describes_makes_no_layer_dear(
     statistics: Statistics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It makes all layers dearer, as it does the sum."""
+    """It makes all layers dearer, by a quarter at most."""
     expected, probed = read_losses(statistics), statistics.probes()
     probed[1, 0, probed[1, 0].argmax()] *= 10_000
     monkeypatch.setattr(Statistics, "probes", lambda _: probed)
@@ -159,7 +159,8 @@ def test_a_sequence_that_no_quadratic_form_describes_makes_no_layer_dear(
         float(one["rotary1"][0] / other["rotary1"][0])
         for one, other in zip(read_losses(statistics), expected, strict=True)
     ]
-    assert dearer[1] / dearer[0] < 5 < dearer[0]
+    assert 1 <= dearer[0] <= 1.25
+    assert dearer[1] / dearer[0] < 5
 
 
 def test_the_range_of_a_loss_is_wider_where_documents_differ() -> None:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 _MIN_STRETCHES = 4
 # A compressed model loses at most so many times what the losses of its layers add up to, or so much
 # less: by what errors of several layers have in common, and by what refitting wins. Plans of
-# SmolLM2-135M diverged by .95 to 1.2 of the sum, those of a 1.5B by 1.0 and 1.1 (cache alone), 1.2
-# to 1.4 (fewer parameters, too); one of .0004 nats by 1.95.
+# SmolLM2-135M diverged by .95 to 1.2 of the sum, those of a 1.5B by .9 to 1.8; one of .0004 nats by
+# 1.95.
 _TOGETHER = 2.0
 
 

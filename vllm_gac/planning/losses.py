@@ -29,8 +29,9 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 Losses: TypeAlias = Sequence[Mapping[str, Curve]]
 
 _MIN_LOSS = 1e-12
-# What a probe loses on a sequence counts up to so many times the median of the sequences.
-_MAX_OVER_MEDIAN = 4.0
+# What a probe loses on a sequence counts up to so many times the median of the sequences, and what
+# is above that in all of them adds at most a quarter.
+_MAX_OVER_MEDIAN, _MAX_ADDED = 4.0, 1.25
 
 
 def prior_losses(dense: ModelLayout, methods: Iterable[str]) -> Losses:
@@ -106,15 +107,15 @@ def _dims(
 def _read_probed(stats: Statistics) -> NDArray[np.float64]:
     """[layers, probes, sequences] what each probe loses. Outliers count for all layers alike.
 
-    The square of an error that is too large for a quadratic form says far too much of one layer: in
-    Qwen2.5-Coder-1.5B, one of 32 sequences was 27 times what all others lost together. Plans that
-    count it in full give early layers too much (docs/decisions.md). Without it the sum of all
-    layers would be too small, so it is kept.
+    The square of an error that is too large for a quadratic form says far too much of one layer: at
+    a token of massive activations, often the first "." or "\\n\\n" of a sequence, it says up to
+    hundreds of nats. Plans that count it in full give early layers too much. Without it the sum of
+    all layers would be too small, and with all of it five times too large (docs/decisions.md).
     """
     probed = stats.probes().astype(np.float64)
     limited = probed.clip(max=_MAX_OVER_MEDIAN * np.median(probed, 2, keepdims=True))
     total: float = limited.sum()
-    return limited * (probed.sum() / total) if total > 0 else probed
+    return limited * min(probed.sum() / total, _MAX_ADDED) if total > 0 else probed
 
 
 def measured_losses(
