@@ -6,11 +6,8 @@ this dequantized one, and not the one that its makers published.
 
 import functools
 import json
-import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +45,7 @@ def convert(file: Path, out: Path) -> None:
     """
     fields = _fields(file)
     config = _config(fields, file)
-    # Each process parses the file's vocabulary, which takes seconds, unless it inherits it.
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("fork")) as pool:
-        jobs = [(file, index, config) for index in _needed(file)]
-        tensors = {
-            name: torch.from_numpy(bits).view(torch.bfloat16)
-            for name, bits in pool.map(_tensor, jobs, chunksize=8)
-        }
+    tensors = dict(_tensor(tensor, config) for tensor in _needed(file))
     if _HEAD in tensors:  # the same weights, kept in more bits
         tensors[_EMBEDDING] = tensors.pop(_HEAD)
     config["vocab_size"] = len(tensors[_EMBEDDING])
@@ -90,12 +81,12 @@ def _has_head(file: Path) -> bool:
     return any(tensor.name == "output.weight" for tensor in _reader(file).tensors)
 
 
-def _needed(file: Path) -> Iterator[int]:
+def _needed(file: Path) -> Iterator[Any]:
     """The tensors to read. Frequencies of RoPE follow from the config."""
     left_out = {"token_embd.weight"} if _has_head(file) else set()
-    for index, tensor in enumerate(_reader(file).tensors):
+    for tensor in _reader(file).tensors:
         if tensor.name not in left_out and not tensor.name.startswith("rope"):
-            yield index
+            yield tensor
 
 
 def _config(fields: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -124,12 +115,10 @@ def _config(fields: dict[str, Any], file: Path) -> dict[str, Any]:
     }
 
 
-def _tensor(job: tuple[Path, int, dict[str, Any]]) -> tuple[str, np.ndarray]:
-    """The name of a tensor in Hugging Face's format, and the bits of its weights in bf16."""
+def _tensor(tensor: Any, config: dict[str, Any]) -> tuple[str, torch.Tensor]:
+    """The name of a tensor in Hugging Face's format, and its weights in bf16."""
     from gguf.quants import dequantize
 
-    file, index, config = job
-    tensor = _reader(file).tensors[index]
     weight = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type))).float()
     weight = weight.reshape([int(size) for size in reversed(tensor.shape)])
     name = _TOP.get(tensor.name)
@@ -141,7 +130,7 @@ def _tensor(job: tuple[Path, int, dict[str, Any]]) -> tuple[str, np.ndarray]:
             # GGUF interleaves the two halves of a head that RoPE turns.
             pairs = weight.unflatten(0, (config[heads[part]], -1, 2))
             weight = pairs.transpose(1, 2).reshape(weight.shape)
-    return name, weight.to(torch.bfloat16).contiguous().view(torch.int16).numpy()
+    return name, weight.to(torch.bfloat16).contiguous()
 
 
 def _write_tokenizer(file: Path, out: Path) -> None:
