@@ -84,7 +84,7 @@ done
 if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
   for name in rows.jsonl jobs.jsonl speed.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
-  [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || (cd "$TEXTS" && tar -czf "$OUT/answers.tgz" answers* asked.json texts.json) || true
+  [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || (cd "$TEXTS" && tar -czf "$OUT/answers.tgz" $(ls answers* asked.json texts.json 2> /dev/null)) || true
   more=$(cd "$RESULTS" && ls ./*/rows.jsonl ./*/run.json 2> /dev/null || true)
   [ -z "$more" ] || tar -czf "$OUT/more.tgz" -C "$RESULTS" $more
   [ ! -e "$SMALL_RESULTS/rows.jsonl" ] || cp "$SMALL_RESULTS/rows.jsonl" "$OUT/rows_small.jsonl"

@@ -136,17 +136,17 @@ def before_all() -> list[dict[str, Any]]:
             60,
             gpu=False,
         ),
-        *_of_itself(),
+        *_asked(),
         job("answers", f"{_ANSWERS} || {_ANSWERS}", 260, "texts", "model"),
         job("calibrate", f"{_CALIBRATE} || {_CALIBRATE}", 150, "answers"),
     ]
 
 
-def _of_itself() -> list[dict[str, Any]]:
+def _asked() -> list[dict[str, Any]]:
     if not _ASKED_TOKENS:
         return []
     seconds = 60 + _ASKED_TOKENS / _TOKENS_PER_SECOND
-    return [job("asked", _ASKED, seconds, "texts", "model") | {"alone": True}]
+    return [job("asked", _ASKED, seconds, "texts", "model", alone=True)]
 
 
 def _first(name: str) -> dict[str, Any]:
@@ -176,13 +176,9 @@ def _calibrated_on_other_texts() -> list[dict[str, Any]]:
     return jobs
 
 
-def _asked() -> tuple[str, ...]:
-    return ("asked",) if _ASKED_TOKENS else ()
-
-
 def _heal(row: str) -> dict[str, Any]:
     """Alone: beside four other jobs it trains on 13,000 tokens a second instead of 33,000."""
-    needs = f"make-{directory_name(row)}", *_asked()
+    needs = f"make-{directory_name(row)}", *(each["name"] for each in _asked())
     return make(f"{row}{HEALED}", _SECONDS, *needs) | {"alone": True}
 
 
