@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 # Tokens of held-out text that a loss is measured on, at most.
 _MAX_MEASURED = 1 << 17
 _SECTION = "\n## Measured\n"
-# Nats per token from which on tasks have lost much: a trained 1.5B that diverges by .012 to .014 on
-# text that was set aside keeps HumanEval within 2 points, by .020 it loses 10
+# Nats per token from which on tasks have lost much: a trained 1.5B that diverges by .012 or .0145
+# on text that was set aside keeps HumanEval within 2 points; by .020 it loses 10
 # (benchmarks/results/real_models_texts_h200, real_models_kept_h200).
 _MUCH = 0.015
 
