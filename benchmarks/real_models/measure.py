@@ -26,7 +26,7 @@ from vllm_gac.steps.evaluate.compare import Baseline
 from vllm_gac.steps.evaluate.perplexity import window_batches
 from vllm_gac.texts.tokenizer import ModelTokenizer
 
-TEXTS = ("code", "prose", "answers")
+TEXTS = ("code", "prose", "answers", "exercises", "tasks")  # those that there are
 _LENGTH, _ANSWER_TOKENS, _SEQUENCES = 1024, 700, 512
 _SAMPLING = {"temperature": 0.2, "top_p": 0.95}
 # That an engine may take to start, and for an answer.
@@ -76,6 +76,7 @@ class Measuring:
                     device=self.making.device,
                 )
                 for text in TEXTS
+                if (self.texts / f"{text}-held-out.jsonl.gz").exists()
             }
         )
         for name in names:

@@ -2,9 +2,10 @@
 
 import ast
 import random
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import chain, cycle, islice, zip_longest
 from typing import Any
 
 _FROM_CODE = (
@@ -21,6 +22,22 @@ _FROM_PROSE = (
     "Rewrite this in plain words:\n\n{text}",
 )
 _SHORTEST, _LONGEST = 40, 600  # characters of what is asked about
+# An exercise that the model is to write, about a word of what a function says of itself.
+_EXERCISE = (
+    "Write one small exercise of a textbook on algorithms: {topic} and {other}, on {data}. A word "
+    'to start from: "{word}". Answer with one ```python block: a function without libraries, with '
+    "type hints and a docstring, which says what it returns and has two examples as of an "
+    "interpreter (>>>). Leave out the solution."
+)
+_TOPICS = (
+    *("counting", "sorting", "searching", "filtering", "number theory", "parsing", "grouping"),
+    *("transforming text", "geometry", "dynamic programming", "simulating a process", "sequences"),
+    *("bits", "dates and times", "encoding", "comparing", "statistics", "recursion", "validation"),
+)
+_DATA = (
+    *("a list of integers", "a list of numbers", "a string", "two strings", "a list of strings"),
+    *("an integer", "two integers", "a nested list", "two lists", "a dictionary", "a sentence"),
+)
 
 
 def prompts(
@@ -36,7 +53,38 @@ def prompts(
     return [prompt for prompt in chain.from_iterable(rows) if prompt][:count]
 
 
+def exercise_requests(code: Sequence[Mapping[str, Any]], count: int) -> list[str]:
+    """Up to `count` prompts that ask for a programming exercise, in turn of every function."""
+    rng = random.Random(0)
+    words = [sorted(set(re.findall(r"\b[a-z]{5,12}\b", doc))) for _, doc in _documented(code)]
+    rng.shuffle(words)
+    asked = []
+    for about in islice(cycle(filter(None, words)), count):
+        topic, other = rng.sample(_TOPICS, 2)
+        word, data = rng.choice(about), rng.choice(_DATA)
+        asked.append(_EXERCISE.format(topic=topic, other=other, data=data, word=word))
+    return list(dict.fromkeys(asked))
+
+
+def exercise_of(answer: str) -> str:
+    """The prompt that asks for the exercise of an answer; nothing if it has none."""
+    block = re.search(r"```(?:python)?\n(.*?)```", answer, re.DOTALL)
+    for node in _parsed(block.group(1)).body if block else ():
+        if isinstance(node, ast.FunctionDef) and (doc := ast.get_docstring(node)):
+            returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+            stub = f'def {node.name}({ast.unparse(node.args)}){returns}:\n    """{doc}"""'
+            return random.Random(stub).choice(_FROM_CODE).format(stub=stub, name=node.name, doc=doc)
+    return ""
+
+
 def _functions(records: Sequence[Mapping[str, Any]], rng: random.Random) -> Iterator[str]:
+    for node, doc in _documented(records):
+        stub = f'def {node.name}({ast.unparse(node.args)}):\n    """{doc}"""'
+        yield rng.choice(_FROM_CODE).format(stub=stub, name=node.name, doc=doc)
+
+
+def _documented(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[ast.FunctionDef, str]]:
+    """Functions and what they say of themselves, each once."""
     seen = set()
     for record in records:
         for node in ast.walk(_parsed(record["text"])):
@@ -45,8 +93,7 @@ def _functions(records: Sequence[Mapping[str, Any]], rng: random.Random) -> Iter
             doc = ast.get_docstring(node) or ""
             if _SHORTEST <= len(doc) <= _LONGEST and (node.name, doc) not in seen:
                 seen.add((node.name, doc))
-                stub = f'def {node.name}({ast.unparse(node.args)}):\n    """{doc}"""'
-                yield rng.choice(_FROM_CODE).format(stub=stub, name=node.name, doc=doc)
+                yield node, doc
 
 
 def _parsed(text: str) -> ast.Module:

@@ -34,7 +34,6 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import GacError
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
-from vllm_gac.steps.generate.request import GenerateRequest
 from vllm_gac.steps.generate.rows import Written
 
 PROBLEM = {
@@ -188,7 +187,11 @@ def test_answers_go_to_the_split_of_their_prompt_without_problems(
     def generate(model: Path, out: Path, request: Any, *, prompts: Any) -> Written:
         asked = [json.loads(line)["text"] for line in prompts[0].read_text().splitlines()]
         for number, prompt in enumerate(asked):
-            answer = PROBLEM["prompt"] if number == 0 else f"number {number}"
+            answer = (
+                f'```python\ndef g{number}(x: int) -> str:\n    """Says {prompt[-9:]!r}"""\n```'
+            )
+            if number == 0:
+                answer = PROBLEM["prompt"]
             said = {"user": prompt, "assistant": answer}
             row = {"messages": [{"role": role, "content": said[role]} for role in said]}
             append_line(out, row)
@@ -196,39 +199,27 @@ def test_answers_go_to_the_split_of_their_prompt_without_problems(
 
     monkeypatch.setattr(answers, "generate", generate)
     for split in texts.SPLITS:
-        code = "".join(f'def {split[:4]}{i}():\n    """{"About it. " * 9}"""\n' for i in range(20))
+        about = f"Of {split[:4]}words. {'As it is. ' * 9}"
+        code = "".join(f'def {split[:4]}{i}():\n    """{about}"""\n' for i in range(20))
         texts.write_records(tmp_path / f"code-{split}.jsonl.gz", [{"text": code}])
         texts.write_records(tmp_path / f"prose-{split}.jsonl.gz", [])
+    answers.write_exercises(tmp_path, tmp_path, problems, 40)
+    exercises = texts.read_records(tmp_path / "exercises.jsonl.gz")
+    assert len({each["prompt"] for each in exercises}) == len(exercises) > 20
     answers.write_answers(tmp_path, tmp_path, problems, 20)
     about = json.loads((tmp_path / "answers.json").read_text())
-    assert [about[split] for split in ("rows", *texts.SPLITS)] == [20, 4, 13, 2]
+    assert [about[f"answers-{split}"] for split in texts.SPLITS] == [4, 13, 2]
     assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == []
     for split in texts.SPLITS:
         for row in texts.read_records(tmp_path / f"answers-{split}.jsonl.gz"):
             assert split[:4] in row["messages"][0]["content"]
-
-
-def test_what_a_model_asks_itself_is_split_without_problems(
-    problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def conversation(question: str) -> dict[str, Any]:
-        return {"messages": [{"role": "user", "content": question}]}
-
-    def generate(model: Path, out: Path, request: GenerateRequest) -> Written:
-        more = (f"{request.tokens}? {n}" for n in range(4))
-        for question in (PROBLEM["prompt"], f"{request.tokens}?", *more):
-            append_line(out, conversation(question))
-        return Written()
-
-    monkeypatch.setattr(answers, "generate", generate)
-    answers.write_asked(tmp_path, tmp_path, problems, 1000)
-    calibrated, healed = (
-        texts.read_records(tmp_path / f"asked-{split}.jsonl.gz")
-        for split in ("calibration", "healing")
-    )
-    assert calibrated == [conversation("1000?")]
-    assert healed == [conversation(f"1000? {n}") for n in range(4)]
-    assert not list(tmp_path.glob("*.jsonl"))
+        written = texts.read_records(tmp_path / f"exercises-{split}.jsonl.gz")
+        prompts = [each["prompt"] for each in exercises if each["split"] == split]
+        assert [row["messages"][0]["content"] for row in written] == prompts
+    (task,) = texts.read_records(tmp_path / "tasks-held-out.jsonl.gz")
+    assert PROBLEM["prompt"] in task["messages"][0]["content"]
+    answers.write_answers(tmp_path, tmp_path, problems, 0)  # those of packages stay
+    assert len(texts.read_records(tmp_path / "answers-healing.jsonl.gz")) == 13
 
 
 def test_an_engine_is_compared_with_the_reference_token_by_token(tmp_path: Path) -> None:
@@ -318,19 +309,17 @@ def test_a_lease_has_all_that_its_jobs_need(
     gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(lease_jobs, "_GPUS", gpus)
-    monkeypatch.setattr(lease_jobs, "_ASKED_TOKENS", 1e6)
     monkeypatch.setattr(lease_jobs, "_INT4_COMES", True)
     monkeypatch.setattr(lease_jobs, "_FIRST", ["two_gpus", "free"])
-    monkeypatch.setenv("OTHER_TEXTS", "1")
+    monkeypatch.setattr(lease_jobs, "_OTHER_TEXTS", ["prose", "answers,code:65536"])
     lease_jobs.main()
     jobs = {job["name"]: Job(**job) for job in json.loads(capsys.readouterr().out)}
     assert {need for job in jobs.values() for need in job.needs} <= set(jobs)
     assert jobs["make-kv--5--healed"].alone
-    assert jobs["asked"].after == jobs["make-w4a16"].after == jobs["free"].after == ["two_gpus"]
+    assert jobs["make-w4a16"].after == jobs["free"].after == ["two_gpus"]
     assert jobs["free"].alone
     assert not jobs["two_gpus"].gpu
     assert jobs["measure-answers-code-65536"].needs == ["calibrate-answers-code-65536"]
-    assert "asked" in jobs["make-kv--5--healed"].needs
     assert "make-w4a16--kv--5" in jobs["make-w4a16--kv--5--healed"].needs
     assert '"${PRECISIONS/#fp8/fp8 cache}"' in jobs["served-w4a16--kv--5--healed"].command
     assert '"KV .5=$WORK/kv--5" "dense"' in jobs["speed"].command
