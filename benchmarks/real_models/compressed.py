@@ -34,6 +34,7 @@ class Making:
         device: The torch device.
         seconds: That each step may take.
         heal_rate: The learning rate of healing; None: its default.
+        problems: The directory of HumanEval, for rows that are asked for by a score.
     """
 
     model: Path
@@ -44,6 +45,7 @@ class Making:
     device: str
     seconds: float
     heal_rate: float | None = None
+    problems: Path | None = None
 
     def make(self, name: str) -> Path:
         """Write the model of a row of ROWS. Raises GacError if a step fails."""
@@ -70,10 +72,12 @@ class Making:
         dense, plan = self._dense(row), out.with_suffix(".plan.json")
         stats = ("--stats", f"{dense.with_suffix('.safetensors') if row.int4 else self.stats}")
         plan.unlink(missing_ok=True)
-        options = (*(row.options or ()), *(_CACHE if row.int4 else _FP8), *stats)
+        given = [option.format(problems=self.problems) for option in row.options or ()]
+        options = (*given, *(_CACHE if row.int4 else _FP8), *stats)
         if "--max-loss" in options:
             texts = [f"{text}" for text in self.heal_texts]
-            made = ("--out", f"{out}", *options, "--held-out", *texts)
+            held_out = () if "--score" in options else ("--held-out", *texts)
+            made = ("--out", f"{out}", *options, *held_out)
         else:
             self._run(out, "plan", f"{dense}", "--out", f"{plan}", *options)
             made = ("--out", f"{out}", "--plan", f"{plan}", *stats)

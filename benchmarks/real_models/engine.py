@@ -18,6 +18,8 @@ _CONTEXT, _STEP_TOKENS = 4096, 2048
 # Tokens of the cache for each sequence, on average.
 _TOKENS_EACH = 1152
 _BYTES = 2  # of an element of the cache, at most
+# Of answers to HumanEval.
+SAMPLING = {"temperature": 0.2, "top_p": 0.95}
 
 
 # Arguments of vLLM's LLM by the name of a precision: what is quantized to FP8 at the start.

@@ -11,7 +11,8 @@
 #   NEEDS: what must have come of .models; small_0 and small_1 are the parts of a second model.
 #   PARTS=0: no first model comes.
 #   COMPARISON, RUNS, PART, STARTS, TRAFFIC: see headline_jobs.py.
-#   FIRST: what comes first (lease_jobs.py). OTHER_TEXTS: calibrations on other texts, too.
+#   FIRST: what comes first (lease_jobs.py). KINDS: of text that is calibrated on. OTHER_TEXTS: more
+#   calibrations, on other text.
 #   HEAL: seconds that the healing of a row may take. RATE: its learning rate. HEAL_KINDS: of text:
 #   answers, code, exercises. EXERCISES: how many the model is to write.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE,

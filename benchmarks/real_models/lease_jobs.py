@@ -32,7 +32,7 @@ _ALONE = {
     "free": (f"{_WHOLE_MODEL} --free $RESULTS/free", 420),
 }
 _FIRST = os.environ.get("FIRST", "").split()
-_KINDS = ("code", "answers", "exercises")
+_KINDS = os.environ.get("KINDS", "code answers exercises").split()
 _FILES = " ".join(f"$TEXTS/{kind}-calibration.jsonl.gz" for kind in _KINDS)
 # A run that was stopped goes on.
 _CALIBRATE = (
@@ -49,10 +49,12 @@ _ANSWERS = (
 )
 # The dense model is served in bf16 as what all others are compared with.
 _DENSE = f'{_MEASURE_ROWS} "{DENSE}" --max-tokens 0 --precisions bf16 --samples $SAMPLES'
-_ROWS = ("KV .5", "all methods .9, KV .75", "KV .65", "KV .6", "all methods .8, KV .5")
+_ROWS = ("KV .5", "all methods .9, KV .75", "all methods .8, KV .5", "KV .75", "KV .65")
 _GPUS, _SECONDS = int(os.environ.get("GPUS", "4")), float(os.environ.get("HEAL", "600"))
-_HEALED = _ROWS[: min(2, _GPUS)]
+_HEALED = _ROWS[: 1 if _GPUS == 1 else 3]
 _OTHERS = tuple(row for row in _ROWS if row not in _HEALED)
+# Up to five models are tried.
+_BY_SCORE = "asked score .03"
 # Compressed and measured, to compare with the expected loss.
 _EXPECTED = ("MLP .9", "MLP .8")
 # Kinds of text, and tokens: "answers,prose code,answers:65536".
@@ -220,7 +222,8 @@ def main() -> None:
     jobs = [
         *before_all(),
         *(make(row, 130, "calibrate") for row in _HEALED),
-        *(_heal(row) for row in _HEALED[:1]),
+        make(_BY_SCORE, 900, "calibrate"),
+        *(_heal(row) for row in _HEALED),
         *(_served(row, 120) for row in _HEALED),
         *(_texts(row, 80) for row in _HEALED),
         *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
@@ -228,7 +231,8 @@ def main() -> None:
         *(_int4() if _INT4_COMES else ()),
         *_calibrated_on_other_texts(),
         job("served-dense", _DENSE, 170, "calibrate"),
-        *(_heal(row) for row in _HEALED[1:]),
+        _served(_BY_SCORE, 120),
+        _texts(_BY_SCORE, 80),
         job("small-model", _SMALL_MODEL, 30, gpu=False),
         *(make(row, 130, "calibrate") for row in _OTHERS),
         *(_texts(row, 80) for row in _OTHERS),

@@ -18,7 +18,7 @@ from benchmarks.common.json_lines import append_line
 from benchmarks.common.page import machine, source
 from benchmarks.real_models.as_served import against_reference, prompt_scores
 from benchmarks.real_models.compressed import Making, directory_name, facts, forget
-from benchmarks.real_models.engine import Serving, complete, serving
+from benchmarks.real_models.engine import SAMPLING, Serving, complete, serving
 from benchmarks.real_models.human_eval import passed, question
 from benchmarks.real_models.overlap import read_problems
 from benchmarks.real_models.rows import OWN_ATTENTION, ROWS
@@ -28,7 +28,6 @@ from vllm_gac.texts.tokenizer import ModelTokenizer
 
 TEXTS = ("code", "prose", "answers", "exercises", "tasks")  # those that there are
 _LENGTH, _ANSWER_TOKENS, _SEQUENCES = 1024, 700, 512
-_SAMPLING = {"temperature": 0.2, "top_p": 0.95}
 # That an engine may take to start, and for an answer.
 _START_SECONDS, _SECONDS = 240, 300
 
@@ -123,7 +122,7 @@ class Measuring:
             )
             answers = complete_all(prompts=questions, temperature=0)
             sampled = (
-                complete_all(prompts=questions * self.samples, **_SAMPLING) if self.samples else []
+                complete_all(prompts=questions * self.samples, **SAMPLING) if self.samples else []
             )
         served = time.monotonic() - begun
         solved = passed(problems, [text for text, _, _ in answers])

@@ -9,6 +9,8 @@ from vllm_gac.errors import GacError
 DENSE, OWN_ATTENTION, HEALED = "dense", "dense, our attention", ", healed"
 INT4 = "W4A16"
 _ALL = ("--method", "heads,prune,lowrank")
+# Of half of HumanEval; the other half is what such a row is judged by.
+_SCORE = "python3 -m benchmarks.real_models score {problems}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,7 @@ class Row:
 
     Attributes:
         options: Of `vllm-gac plan`, or with a loss that is asked for of `vllm-gac compress`; None:
-            the dense model.
+            the dense model. {problems} stands for the directory of HumanEval.
         healed: Whether the compressed model is trained by `vllm-gac heal`.
         int4: Whether the dense model's weights are int4 before that.
     """
@@ -53,6 +55,7 @@ _COMPRESSED = {
     "MLP .9": _planned(0.9, None, "--method", "prune"),
     "MLP .8": _planned(0.8, None, "--method", "prune"),
     **{f"asked .{share}": Row(["--max-loss", f"0.{share}"]) for share in ("005", "01", "02", "05")},
+    "asked score .03": Row(["--max-loss", "0.03", "--score", _SCORE]),
     "KV .5, rotary": _planned(None, 0.5, "--method", "heads", "--key-form", "rotary"),
     "KV .5, latent": _planned(None, 0.5, "--method", "heads", "--key-form", "latent"),
     "KV .5, rotary, nothing merged": _planned(

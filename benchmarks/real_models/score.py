@@ -1,0 +1,38 @@
+"""How many of HumanEval's even problems a model solves, for `vllm-gac compress --score`.
+
+The odd ones are left to measure what the score was good for.
+"""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from benchmarks.real_models.engine import SAMPLING, Serving, complete, serving
+from benchmarks.real_models.human_eval import passed, question
+from benchmarks.real_models.overlap import read_problems
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.layout.families import ARCHITECTURE
+
+_SAMPLES, _ANSWER_TOKENS = 5, 700
+_START_SECONDS, _SECONDS = 300, 300
+
+
+def score(model: Path, problems: Path) -> float:
+    """The share of sampled answers that solve their problem.
+
+    Args:
+        model: A dense model, which is served in bf16, or a compressed one, in FP8 with an FP8
+            cache.
+        problems: HumanEval.jsonl.gz.
+    """
+    asked = read_problems(problems)[::2] * _SAMPLES
+    compressed = ARCHITECTURE in open_checkpoint(model).raw_config.get("architectures", ())
+    how = Serving(compressed=compressed, precision="fp8" if compressed else "bf16")
+    with tempfile.TemporaryDirectory() as logs:
+        log = Path(logs) / "engine.log"
+        with serving("score", model, how, log, sequences=len(asked)) as engine:
+            engine.wait(_START_SECONDS)
+            ask = partial(engine.ask, complete, seconds=_SECONDS, max_tokens=_ANSWER_TOKENS)
+            answers = ask(prompts=[question(problem) for problem in asked], **SAMPLING)
+    solved = passed(asked, [text for text, _, _ in answers])
+    return sum(solved) / len(solved)
