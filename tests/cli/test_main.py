@@ -57,6 +57,8 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         ([*_EVALUATE, "--quantization", "fp8_per_tensor"], "--quantization"),
         ([*_EVALUATE, "--against-revision", "v1"], "--against-revision"),
         ([*_EVALUATE, "--device", "cuda", "--engine", "vllm"], "--device"),
+        (["evaluate", "d", "--text", "a", "b", "--text", "c"], "--text"),
+        (["plan", "m", "--method", "heads", "--method", "prune"], "--method"),
     ],
 )
 def test_wrong_usage_exits_with_2_and_names_what_is_wrong(

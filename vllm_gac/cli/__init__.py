@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from vllm_gac.cli import (
     calibrate,
@@ -133,8 +133,34 @@ def _failed(message: str) -> int:
     return 1
 
 
+class _Once(argparse.Action):
+    """Store a value, which argparse would replace by a later one in silence."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        if option_string is not None:
+            given: set[str] = vars(namespace).setdefault("given_once", set())
+            if self.dest in given:
+                parser.error(f"{option_string}: is given twice; give it once, with all its values")
+            given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors omit the usage, which fills a screen for most verbs."""
+    """An ArgumentParser that takes each option once.
+
+    Its errors omit the usage, which fills a screen for most verbs.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in (None, "store"):
+            self.register("action", name, _Once)
 
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with status 2."""
