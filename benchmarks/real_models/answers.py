@@ -17,14 +17,14 @@ _KINDS = ("code", "prose")
 _MAX_TOKENS = 600  # of an answer
 # Of all prompts.
 _SHARES = {"calibration": 0.2, "healing": 0.65, "held-out": 0.15}
-_EXERCISES = "exercises.jsonl.gz"
+_EXERCISES, _TASKS = "exercises.jsonl.gz", "tasks-held-out"
 
 
 def write_exercises(model: Path, texts: Path, problems: Path, count: int) -> None:
     """Write `texts`/exercises.jsonl.gz: programming exercises, which `write_answers` asks, too.
 
-    The dense model writes them, each inspired by a function of the packages of its split. Those
-    that share a run of words with HumanEval are left out.
+    The dense model writes them, each from a word of a function of the packages of its split. Those
+    that share a run of words with HumanEval, or the name of a function, are left out.
 
     Args:
         model: The dense model.
@@ -38,10 +38,11 @@ def write_exercises(model: Path, texts: Path, problems: Path, count: int) -> Non
         split_of = dict.fromkeys(exercise_requests(code, int(share * count)), split) | split_of
     _, answered = _answered(model, texts, list(split_of))
     overlap = Overlap(problems)
+    names = {problem["entry_point"] for problem in read_problems(problems)}
     exercises: dict[str, str] = {}
     for request, answer in answered:
-        exercise = exercise_of(answer)
-        if exercise and not overlap.found_in(exercise):
+        name, exercise = exercise_of(answer)
+        if exercise and name not in names and not overlap.found_in(exercise):
             exercises.setdefault(exercise, split_of[request])
     records = [{"prompt": exercise, "split": split} for exercise, split in exercises.items()]
     write_records(texts / _EXERCISES, records)
@@ -72,14 +73,13 @@ def write_answers(model: Path, texts: Path, problems: Path, count: int) -> None:
     tasks = [question(problem) for problem in read_problems(problems)]
     written, answered = _answered(model, texts, [*files, *tasks])
     overlap = Overlap(problems)
-    records = {file: list[dict[str, Any]]() for file in [*files.values(), "tasks-held-out"]}
+    records = {file: list[dict[str, Any]]() for file in [*files.values(), _TASKS]}
     for prompt, answer in answered:
-        file = files.get(prompt, "tasks-held-out")
-        if file in files.values() and overlap.found_in(f"{prompt}\n{answer}"):
+        if prompt in files and overlap.found_in(f"{prompt}\n{answer}"):
             continue
         said = {"user": prompt, "assistant": answer}
         messages = [{"role": role, "content": words} for role, words in said.items()]
-        records[file].append({"messages": messages})
+        records[files.get(prompt, _TASKS)].append({"messages": messages})
     for file, kept in records.items():
         write_records(texts / f"{file}.jsonl.gz", kept)
     about = {**written, **{file: len(kept) for file, kept in records.items()}}

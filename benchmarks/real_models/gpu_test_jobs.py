@@ -9,8 +9,9 @@ engines take a fixed number of bytes for their caches, so one may start while ot
 import json
 import re
 from pathlib import Path
+from typing import Any
 
-from benchmarks.real_models.lease_jobs import job
+from benchmarks.real_models.lease import job
 
 _FUNCTION = re.compile(r"^@pytest\.mark\.gpu\n(?:[@ )].*\n)*def (test_\w+)", re.MULTILINE)
 _COMMAND = (
@@ -19,16 +20,16 @@ _COMMAND = (
 )
 
 
-def main() -> None:
-    """Print them, those with engines first, since they take longest."""
-    jobs = []
-    for path in sorted(Path("tests").rglob("test_*.py"), key=lambda p: "serving" not in p.parts):
+def gpu_tests(name: str = "*") -> list[dict[str, Any]]:
+    """The jobs of test_NAME.py, those with engines first, since they take longest."""
+    jobs: list[dict[str, Any]] = []
+    paths = Path("tests").rglob(f"test_{name}.py")
+    for path in sorted(paths, key=lambda path: "serving" not in path.parts):
         for function in _FUNCTION.findall(path.read_text()):
-            name = f"{path.stem}-{function}"
-            command = _COMMAND.format(name=len(jobs), path=path, function=function)
-            jobs.append(job(name, command, 60))
-    print(json.dumps(jobs, indent=1))
+            command = _COMMAND.format(name=f"{path.stem}{len(jobs)}", path=path, function=function)
+            jobs.append(job(f"{path.stem}-{function}", command, 60))
+    return jobs
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(gpu_tests(), indent=1))

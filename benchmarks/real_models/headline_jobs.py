@@ -34,7 +34,8 @@ from typing import Any
 import yaml
 
 from benchmarks.real_models.compressed import directory_name
-from benchmarks.real_models.lease_jobs import before_all, job, make
+from benchmarks.real_models.lease import job
+from benchmarks.real_models.lease_jobs import before_all, make
 
 _ROW = "KV .75"  # keeps its task (real_models_texts_h200)
 _SHAPE = (

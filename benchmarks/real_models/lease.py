@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common.json_lines import append_line
 
@@ -45,6 +46,22 @@ class Job:
     after: list[str] = field(default_factory=list)
     alone: bool = False
     gpu: bool = True
+
+
+def job(
+    name: str, command: str, expected: float, *needs: str, gpu: bool = True, **more: Any
+) -> dict[str, Any]:
+    """A job as it stands in JOBS.json, with the limit that PATIENCE gives it."""
+    limit = float(os.environ.get("PATIENCE", "2.5")) * expected
+    return {
+        "name": name,
+        "command": command,
+        "expected": expected,
+        "limit": limit,
+        "needs": needs,
+        "gpu": gpu,
+        **more,
+    }
 
 
 @dataclass(slots=True)

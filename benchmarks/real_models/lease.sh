@@ -15,6 +15,7 @@
 #   calibrations, on other text.
 #   HEAL: seconds that the healing of a row may take. RATE: its learning rate. HEAL_KINDS: of text:
 #   answers, code, exercises. EXERCISES: how many the model is to write.
+#   TESTS: names of test files whose GPU tests come last.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE,
 #   and more options in CALIBRATE, INT4.
 set -euo pipefail

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.real_models.compressed import directory_name
+from benchmarks.real_models.gpu_test_jobs import gpu_tests
+from benchmarks.real_models.lease import job
 from benchmarks.real_models.rows import DENSE, HEALED, INT4, OWN_ATTENTION
 
 _MEASURE = (
@@ -100,22 +102,6 @@ _SMALL_ROWS = (
 )
 
 
-def job(
-    name: str, command: str, expected: float, *needs: str, gpu: bool = True, **more: Any
-) -> dict[str, Any]:
-    """A job as lease.py reads it, with the limit that PATIENCE gives it."""
-    limit = float(os.environ.get("PATIENCE", "2.5")) * expected
-    return {
-        "name": name,
-        "command": command,
-        "expected": expected,
-        "limit": limit,
-        "needs": needs,
-        "gpu": gpu,
-        **more,
-    }
-
-
 def make(row: str, expected: float, *needs: str) -> dict[str, Any]:
     """Makes the model of a row."""
     name = directory_name(row)
@@ -134,7 +120,7 @@ def before_all() -> list[dict[str, Any]]:
             60,
             gpu=False,
         ),
-        job("answers", f"{{ {_ANSWERS}; }} || {{ {_ANSWERS}; }}", 320, "texts", "model"),
+        job("answers", f"{{ {_ANSWERS}; }} || {{ {_ANSWERS}; }}", 650, "texts", "model"),
         job("calibrate", f"{_CALIBRATE} || {_CALIBRATE}", 150, "answers"),
     ]
 
@@ -245,6 +231,7 @@ def main() -> None:
         _speed("speed", _SPEED_ROWS, 300),
         *(make(row, 80, "calibrate") for row in _EXPECTED),
         *((_speed("speed-w4a16", _INT4_ROWS, 190),) if _INT4_COMES else ()),
+        *(each for name in os.environ.get("TESTS", "").split() for each in gpu_tests(name)),
     ]
     jobs = [*map(_first, _FIRST), *jobs]
     for each in jobs:

@@ -1,4 +1,7 @@
-"""What a model is asked to write answers to: functions and paragraphs of named packages."""
+"""What a model is asked to write answers to: functions, paragraphs and exercises.
+
+Functions and paragraphs are those of named packages; the model writes exercises.
+"""
 
 import ast
 import random
@@ -66,15 +69,16 @@ def exercise_requests(code: Sequence[Mapping[str, Any]], count: int) -> list[str
     return list(dict.fromkeys(asked))
 
 
-def exercise_of(answer: str) -> str:
-    """The prompt that asks for the exercise of an answer; nothing if it has none."""
+def exercise_of(answer: str) -> tuple[str, str]:
+    """The function's name of the exercise of an answer, and the prompt; empty if it has none."""
     block = re.search(r"```(?:python)?\n(.*?)```", answer, re.DOTALL)
     for node in _parsed(block.group(1)).body if block else ():
         if isinstance(node, ast.FunctionDef) and (doc := ast.get_docstring(node)):
             returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
             stub = f'def {node.name}({ast.unparse(node.args)}){returns}:\n    """{doc}"""'
-            return random.Random(stub).choice(_FROM_CODE).format(stub=stub, name=node.name, doc=doc)
-    return ""
+            asked = random.Random(stub).choice(_FROM_CODE)
+            return node.name, asked.format(stub=stub, name=node.name, doc=doc)
+    return "", ""
 
 
 def _functions(records: Sequence[Mapping[str, Any]], rng: random.Random) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The rows of the table: how a model is compressed, by name, and how a name is read."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -10,7 +11,7 @@ DENSE, OWN_ATTENTION, HEALED = "dense", "dense, our attention", ", healed"
 INT4 = "W4A16"
 _ALL = ("--method", "heads,prune,lowrank")
 # Of half of HumanEval; the other half is what such a row is judged by.
-_SCORE = "python3 -m benchmarks.real_models score {problems}"
+_SCORE = f"{sys.executable} -m benchmarks.real_models score {{problems}}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,8 @@ def test_answers_go_to_the_split_of_their_prompt_without_problems(
             )
             if number == 0:
                 answer = PROBLEM["prompt"]
+            if number == 1:
+                answer = answer.replace("g1(", "double(")
             said = {"user": prompt, "assistant": answer}
             row = {"messages": [{"role": role, "content": said[role]} for role in said]}
             append_line(out, row)
@@ -206,6 +208,7 @@ def test_answers_go_to_the_split_of_their_prompt_without_problems(
     answers.write_exercises(tmp_path, tmp_path, problems, 40)
     exercises = texts.read_records(tmp_path / "exercises.jsonl.gz")
     assert len({each["prompt"] for each in exercises}) == len(exercises) > 20
+    assert not [each for each in exercises if "double" in each["prompt"]]  # as HumanEval's
     answers.write_answers(tmp_path, tmp_path, problems, 20)
     about = json.loads((tmp_path / "answers.json").read_text())
     assert [about[f"answers-{split}"] for split in texts.SPLITS] == [4, 13, 2]
@@ -312,12 +315,14 @@ def test_a_lease_has_all_that_its_jobs_need(
     monkeypatch.setattr(lease_jobs, "_INT4_COMES", True)
     monkeypatch.setattr(lease_jobs, "_FIRST", ["two_gpus", "free"])
     monkeypatch.setattr(lease_jobs, "_OTHER_TEXTS", ["prose", "answers,code:65536"])
+    monkeypatch.setenv("TESTS", "our_layers")
     lease_jobs.main()
     jobs = {job["name"]: Job(**job) for job in json.loads(capsys.readouterr().out)}
     assert {need for job in jobs.values() for need in job.needs} <= set(jobs)
     assert jobs["make-kv--5--healed"].alone
     assert jobs["make-w4a16"].after == jobs["free"].after == ["two_gpus"]
     assert jobs["free"].alone
+    assert any(name.startswith("test_our_layers-") for name in jobs)
     assert not jobs["two_gpus"].gpu
     assert jobs["measure-answers-code-65536"].needs == ["calibrate-answers-code-65536"]
     assert "make-w4a16--kv--5" in jobs["make-w4a16--kv--5--healed"].needs
