@@ -72,18 +72,16 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--scale", type=float, default=1.0, help="how much, of 36 MB of each")
     _add_problems(verb)
     verb.set_defaults(run=_texts)
-    verb = verbs.add_parser("exercises", help="programming exercises that the model writes")
-    verb.add_argument("model", type=Path)
-    verb.add_argument("texts", type=Path)
-    verb.add_argument("--count", type=int, default=8000)
-    _add_problems(verb)
-    verb.set_defaults(run=_exercises)
-    verb = verbs.add_parser("answers", help="the model's own answers, by vLLM")
-    verb.add_argument("model", type=Path)
-    verb.add_argument("texts", type=Path)
-    verb.add_argument("--prompts", type=int, default=6000)
-    _add_problems(verb)
-    verb.set_defaults(run=_answers)
+    for name, what, count, run in (
+        ("exercises", "programming exercises that the model writes", 8000, _exercises),
+        ("answers", "the model's own answers, by vLLM", 6000, _answers),
+    ):
+        verb = verbs.add_parser(name, help=what)
+        verb.add_argument("model", type=Path)
+        verb.add_argument("texts", type=Path)
+        verb.add_argument("--prompts", type=int, default=count)
+        _add_problems(verb)
+        verb.set_defaults(run=run)
     verb = verbs.add_parser("measure", help="compress and measure rows")
     verb.add_argument("model", type=Path)
     verb.add_argument("out", type=Path, help="rows are appended to OUT/rows.jsonl")
@@ -172,7 +170,7 @@ def _exercises(options: argparse.Namespace) -> None:
     from benchmarks.real_models.answers import write_exercises
 
     problems = options.problems / PROBLEMS_FILE
-    write_exercises(options.model, options.texts, problems, options.count)
+    write_exercises(options.model, options.texts, problems, options.prompts)
 
 
 def _answers(options: argparse.Namespace) -> None:

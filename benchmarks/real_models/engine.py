@@ -18,8 +18,9 @@ _CONTEXT, _STEP_TOKENS = 4096, 2048
 # Tokens of the cache for each sequence, on average.
 _TOKENS_EACH = 1152
 _BYTES = 2  # of an element of the cache, at most
-# Of answers to HumanEval.
+# Of sampled answers to HumanEval, and tokens and seconds of all answers.
 SAMPLING = {"temperature": 0.2, "top_p": 0.95}
+_ANSWER_TOKENS, _ANSWER_SECONDS = 700, 300
 
 
 # Arguments of vLLM's LLM by the name of a precision: what is quantized to FP8 at the start.
@@ -56,14 +57,21 @@ class Serving:
         return options | PRECISIONS[self.precision]
 
 
-def complete(
-    llm: Any, prompts: list[str], max_tokens: int, **sampling: Any
-) -> list[tuple[str, int, bool]]:
-    """In the engine's process: each answer, its tokens, and whether it ended by itself."""
+def complete(engine: Engine, prompts: list[str], **sampling: Any) -> list[tuple[str, int, bool]]:
+    """Each answer of an engine, its tokens, and whether it ended by itself."""
+    answers: list[tuple[str, int, bool]] = engine.ask(
+        _complete, seconds=_ANSWER_SECONDS, prompts=prompts, **sampling
+    )
+    return answers
+
+
+def _complete(llm: Any, prompts: list[str], **sampling: Any) -> list[tuple[str, int, bool]]:
+    """In the engine's process."""
     from vllm import SamplingParams
 
     asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    outputs = llm.chat(asked, SamplingParams(max_tokens=max_tokens, **sampling), use_tqdm=False)
+    how = SamplingParams(max_tokens=_ANSWER_TOKENS, **sampling)
+    outputs = llm.chat(asked, how, use_tqdm=False)
     answers = [output.outputs[0] for output in outputs]
     return [(a.text, len(a.token_ids), a.finish_reason == "stop") for a in answers]
 

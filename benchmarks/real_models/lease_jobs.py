@@ -45,7 +45,7 @@ _CALIBRATE = (
 _ANSWERS = (
     "if cp $X/answers/*.jsonl.gz $TEXTS/; then PROMPTS=0; fi; "
     "if [ ! -e $TEXTS/exercises.jsonl.gz ]; "
-    "then $R exercises $MODEL $TEXTS --problems $PROBLEMS --count $EXERCISES; fi && "
+    "then $R exercises $MODEL $TEXTS --problems $PROBLEMS --prompts $EXERCISES; fi && "
     "if [ ! -e $TEXTS/tasks-held-out.jsonl.gz ]; "
     "then $R answers $MODEL $TEXTS --problems $PROBLEMS --prompts $PROMPTS; fi"
 )

@@ -27,7 +27,7 @@ from vllm_gac.steps.evaluate.perplexity import window_batches
 from vllm_gac.texts.tokenizer import ModelTokenizer
 
 TEXTS = ("code", "prose", "answers", "exercises", "tasks")  # those that there are
-_LENGTH, _ANSWER_TOKENS, _SEQUENCES = 1024, 700, 512
+_LENGTH, _SEQUENCES = 1024, 512
 # That an engine may take to start, and for an answer.
 _START_SECONDS, _SECONDS = 240, 300
 
@@ -117,13 +117,8 @@ class Measuring:
                 scores = engine.ask(
                     prompt_scores, seconds=_SECONDS, windows=[ids.tolist() for ids in tokens]
                 )
-            complete_all = partial(
-                engine.ask, complete, seconds=_SECONDS, max_tokens=_ANSWER_TOKENS
-            )
-            answers = complete_all(prompts=questions, temperature=0)
-            sampled = (
-                complete_all(prompts=questions * self.samples, **SAMPLING) if self.samples else []
-            )
+            answers = complete(engine, questions, temperature=0)
+            sampled = complete(engine, questions * self.samples, **SAMPLING) if self.samples else []
         served = time.monotonic() - begun
         solved = passed(problems, [text for text, _, _ in answers])
         append_line(

@@ -4,7 +4,6 @@ The odd ones are left to measure what the score was good for.
 """
 
 import tempfile
-from functools import partial
 from pathlib import Path
 
 from benchmarks.real_models.engine import SAMPLING, Serving, complete, serving
@@ -13,8 +12,7 @@ from benchmarks.real_models.overlap import read_problems
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.families import ARCHITECTURE
 
-_SAMPLES, _ANSWER_TOKENS = 5, 700
-_START_SECONDS, _SECONDS = 300, 300
+_SAMPLES, _START_SECONDS = 5, 300
 
 
 def score(model: Path, problems: Path) -> float:
@@ -32,7 +30,6 @@ def score(model: Path, problems: Path) -> float:
         log = Path(logs) / "engine.log"
         with serving("score", model, how, log, sequences=len(asked)) as engine:
             engine.wait(_START_SECONDS)
-            ask = partial(engine.ask, complete, seconds=_SECONDS, max_tokens=_ANSWER_TOKENS)
-            answers = ask(prompts=[question(problem) for problem in asked], **SAMPLING)
+            answers = complete(engine, [question(problem) for problem in asked], **SAMPLING)
     solved = passed(asked, [text for text, _, _ in answers])
     return sum(solved) / len(solved)
