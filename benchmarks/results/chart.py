@@ -10,8 +10,8 @@ from benchmarks.common.result import Chart, Result
 
 # Okabe and Ito's colours: colour-blind readers can tell them apart, and they print well.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888")
-# Rows whose bars stand side by side.
-_MOST_UPRIGHT = 7
+# Rows, at most, whose bars are vertical.
+_MOST_VERTICAL = 7
 # Any: the type that matplotlib asks for lists every setting.
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -29,13 +29,16 @@ _STYLE: Any = {
 
 
 def svg(result: Result, chart: Chart) -> str:
-    """The picture of `chart`; a value that was not measured has no bar. Many rows lie."""
+    """The picture of `chart`, with horizontal bars if it has many rows.
+
+    A value that was not measured has no bar, and a row without values is left out.
+    """
     with mpl.rc_context(_STYLE):
         columns = [result.values(column) for column in chart.bars]
         shown = [n for n in range(len(result.rows)) if any(column[n] for column in columns)]
         labels = [str(result.cell(result.rows[n], chart.label)) for n in shown]
-        lying = len(labels) > _MOST_UPRIGHT
-        size = (7.0, 1.0 + 0.27 * len(labels)) if lying else (max(7.0, 1.7 * len(labels)), 3.4)
+        horizontal = len(labels) > _MOST_VERTICAL
+        size = (7.0, 1.0 + 0.27 * len(labels)) if horizontal else (max(7.0, 1.7 * len(labels)), 3.4)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
         width = 0.8 / len(chart.bars)
@@ -45,7 +48,7 @@ def svg(result: Result, chart: Chart) -> str:
                 for place, n in enumerate(shown)
                 if (value := values[n])
             }
-            drawn = (axes.barh if lying else axes.bar)(
+            drawn = (axes.barh if horizontal else axes.bar)(
                 list(bars),
                 list(bars.values()),
                 0.92 * width,
@@ -54,7 +57,7 @@ def svg(result: Result, chart: Chart) -> str:
             )
             axes.bar_label(drawn, fmt="{:.2f}", fontsize=6)
         places = [place + 0.4 - width / 2 for place in range(len(labels))]
-        if lying:
+        if horizontal:
             axes.set_yticks(places, labels)
             axes.margins(y=0.02)
             axes.invert_yaxis()
