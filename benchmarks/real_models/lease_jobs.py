@@ -21,7 +21,7 @@ from benchmarks.real_models.rows import DENSE, HEALED, INT4, OWN_ATTENTION
 
 _MEASURE = (
     "--texts $TEXTS --problems $PROBLEMS --keep --commit $COMMIT --seconds 1500 --windows 0 "
-    "--heal-seconds $HEAL ${RATE:+--heal-rate $RATE} ${HEAL_KINDS:+--heal-kinds $HEAL_KINDS} "
+    "--heal-seconds ${HEAL##* } ${RATE:+--heal-rate $RATE} ${HEAL_KINDS:+--heal-kinds $HEAL_KINDS} "
     "--device $DEVICE"
 )
 _MEASURE_ROWS = f"$R measure $MODEL $RESULTS --stats $STATS --work $WORK {_MEASURE} --rows"
@@ -52,8 +52,8 @@ _ANSWERS = (
 # The dense model is served in bf16 as what all others are compared with.
 _DENSE = f'{_MEASURE_ROWS} "{DENSE}" --max-tokens 0 --precisions bf16 --samples $SAMPLES'
 _ROWS = ("KV .5", "all methods .9, KV .75", "KV .65", "all methods .8, KV .5", "KV .75")
-_GPUS, _SECONDS = int(os.environ.get("GPUS", "4")), float(os.environ.get("HEAL", "600"))
-_HEALED = _ROWS[: 1 if _GPUS == 1 else 3]
+_HEAL_SECONDS = [float(seconds) for seconds in os.environ.get("HEAL", "600").split()]
+_HEALED = _ROWS[: len(_HEAL_SECONDS)]
 _OTHERS = tuple(row for row in _ROWS if row not in _HEALED)
 # Up to five models are tried.
 _BY_SCORE = "asked score .03"
@@ -153,9 +153,10 @@ def _calibrated_on_other_texts() -> list[dict[str, Any]]:
     return jobs
 
 
-def _heal(row: str) -> dict[str, Any]:
+def _heal(row: str, seconds: float) -> dict[str, Any]:
     """Alone: beside four other jobs it trains on 13,000 tokens a second instead of 33,000."""
-    return make(f"{row}{HEALED}", _SECONDS, f"make-{directory_name(row)}") | {"alone": True}
+    healing = make(f"{row}{HEALED}", seconds, f"make-{directory_name(row)}")
+    return healing | {"alone": True, "command": f"HEAL={seconds}; {healing['command']}"}
 
 
 def _int4() -> list[dict[str, Any]]:
@@ -165,7 +166,7 @@ def _int4() -> list[dict[str, Any]]:
         job("make-w4a16", _MAKE_INT4, 100, "answers"),
         job("calibrate-w4a16", _CALIBRATE_INT4, 80, "make-w4a16"),
         *(make(row, 60, "calibrate-w4a16") for row in _INT4_ROWS[1:]),
-        *(_heal(row) for row in _INT4_ROWS[1:]),
+        *(_heal(row, _HEAL_SECONDS[-1]) for row in _INT4_ROWS[1:]),
         *(_served(row, 120) for row in _INT4_HEALED),
         _served(INT4, 120),
         *(_served(row, 120) for row in _INT4_ROWS[1:]),
@@ -208,8 +209,8 @@ def main() -> None:
     jobs = [
         *before_all(),
         *(make(row, 130, "calibrate") for row in _HEALED),
-        make(_BY_SCORE, 900, "calibrate"),
-        *(_heal(row) for row in _HEALED),
+        *map(_heal, _HEALED, _HEAL_SECONDS),
+        make(_BY_SCORE, 800, "calibrate"),
         *(_served(row, 120) for row in _HEALED),
         *(_texts(row, 80) for row in _HEALED),
         *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
