@@ -24,9 +24,10 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
         head_dim: size of a head.
 
     Returns:
-        Radians per position, fp32 [head_dim / 2].
+        Radians per position, fp32 [head_dim / 2], on the CPU whatever torch's default device is:
+        vLLM checks checkpoints where that is the GPU.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     inv_freq = 1.0 / (rope.rope_theta**exponents)
     if rope.rope_type == "linear":
         return inv_freq / rope.factor
@@ -66,7 +67,7 @@ def _yarn(inv_freq: torch.Tensor, rope: RopeParameters, head_dim: int) -> torch.
     first, last = max(first, 0), min(last, head_dim - 1)
     if first == last:
         last += 0.001
-    pairs = torch.arange(head_dim // 2, dtype=torch.float32)
+    pairs = torch.arange(head_dim // 2, dtype=torch.float32, device="cpu")
     divided = ((pairs - first) / (last - first)).clamp(0, 1)
     return divided * inv_freq / rope.factor + (1 - divided) * inv_freq
 

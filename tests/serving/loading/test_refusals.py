@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.stubs import stream
 from tests.support.stored_models import change_tensors
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import layout_of
+from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.serving.attention.reference_backend import GacReferenceImpl
 
 
@@ -30,6 +33,22 @@ def test_an_intact_model_streams_every_tensor_of_its_layout(model: Path) -> None
     table = "model.layers.1.self_attn.rope_inv_freq"  # may be stored once for all key heads
     change_tensors(model / "model.safetensors", lambda t: t.update({table: t[table][:1].clone()}))
     assert sorted(dict(stream(model))) == sorted(layout.tensors())
+
+
+def test_models_are_checked_where_the_gpu_is_the_default_device(tmp_path: Path) -> None:
+    """RoPE tables of models that we wrote are compared with config.json; "meta" is as a GPU."""
+    table = "model.layers.0.self_attn.rope_inv_freq"
+    write_model(tmp_path, HETEROGENEOUS[1:2])
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["gac"]["source"] = {"tool": "vllm-gac 1"}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with torch.device("meta"), pytest.raises(CheckpointError, match=table):
+        dict(stream(tmp_path))
+    rope = open_checkpoint(tmp_path).config.rope
+    known = inverse_frequencies(rope, raw["gac"]["head_dim"])[:24]
+    change_tensors(tmp_path / "model.safetensors", lambda t: t[table].copy_(known))
+    with torch.device("meta"):
+        assert table in dict(stream(tmp_path))
 
 
 def test_loader_options_are_honoured_or_named(model: Path) -> None:
