@@ -1,6 +1,6 @@
 """Prints the jobs of a lease that runs the tests that need a GPU.
 
-    NEEDS= PARTS=0 END=480 GPUS=1 EACH=12 PATIENCE=7 OMP_NUM_THREADS=1 lease.sh gpu_test_jobs 100
+    NEEDS= PARTS=0 END=480 GPUS=1 EACH=12 PATIENCE=3.5 OMP_NUM_THREADS=1 lease.sh gpu_test_jobs 100
 
 The first call of several. Each test function is a job, and all of a GPU run side by side: their
 engines take a fixed number of bytes for their caches, so one may start while others free memory.
@@ -27,7 +27,7 @@ def gpu_tests(name: str = "*") -> list[dict[str, Any]]:
     for path in sorted(paths, key=lambda path: "serving" not in path.parts):
         for function in _FUNCTION.findall(path.read_text()):
             command = _COMMAND.format(name=f"{path.stem}{len(jobs)}", path=path, function=function)
-            jobs.append(job(f"{path.stem}-{function}", command, 60))
+            jobs.append(job(f"{path.stem}-{function}", command, 120))
     return jobs
 
 

@@ -13,8 +13,8 @@
 #   COMPARISON, RUNS, PART, STARTS, TRAFFIC: see headline_jobs.py.
 #   FIRST: what comes first (lease_jobs.py). KINDS: of text that is calibrated on. OTHER_TEXTS: more
 #   calibrations, on other text.
-#   HEAL: seconds that the healing of each of the first rows may take. RATE: its learning rate.
-#   HEAL_KINDS: of text: answers, code, exercises. EXERCISES: how many the model is to write.
+#   HEAL: seconds and the learning rate of healing, 600:2e-5, for each of the first rows. HEAL_KINDS:
+#   of text: answers, code, exercises. EXERCISES: how many the model is to write.
 #   TESTS: names of test files whose GPU tests come last.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE,
 #   and more options in CALIBRATE, INT4.
@@ -26,7 +26,6 @@ export SMALL=$L/SmolLM2-135M-Instruct SMALL_TEXTS=$L/small-texts SMALL_STATS=$L/
 export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
 export DEVICE=${DEVICE:-cuda} PRECISIONS=${PRECISIONS-fp8} CALIBRATE=${CALIBRATE:-} INT4=${INT4:-} PROMPTS=${PROMPTS:-12000} EXERCISES=${EXERCISES:-8000} PATIENCE=${PATIENCE:-2.5} GPUS=${GPUS:-4} TEXT_TOKENS=${TEXT_TOKENS:-24576} SAMPLES=${SAMPLES:-10}
 export NEEDS=${NEEDS-gguf_pkg} FIRST=${FIRST:-} OTHER_TEXTS=${OTHER_TEXTS:-} COMPARISON=${COMPARISON:-h200-fp8} PART=${PART:-1} STARTS=${STARTS:-1} TRAFFIC=${TRAFFIC:-} RUNS=${RUNS:-}
-export HEAL=${HEAL:-600}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
 # What each process would compile again where the packages are read-only.
 export PYTHONPYCACHEPREFIX=$L/pycache; unset PYTHONDONTWRITEBYTECODE

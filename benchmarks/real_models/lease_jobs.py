@@ -21,8 +21,7 @@ from benchmarks.real_models.rows import DENSE, HEALED, INT4, OWN_ATTENTION
 
 _MEASURE = (
     "--texts $TEXTS --problems $PROBLEMS --keep --commit $COMMIT --seconds 1500 --windows 0 "
-    "--heal-seconds ${HEAL##* } ${RATE:+--heal-rate $RATE} ${HEAL_KINDS:+--heal-kinds $HEAL_KINDS} "
-    "--device $DEVICE"
+    "${HEAL_KINDS:+--heal-kinds $HEAL_KINDS} --device $DEVICE"
 )
 _MEASURE_ROWS = f"$R measure $MODEL $RESULTS --stats $STATS --work $WORK {_MEASURE} --rows"
 _WHOLE_MODEL = "python3 -m benchmarks.engines.whole_model run --commit $COMMIT"
@@ -52,8 +51,9 @@ _ANSWERS = (
 # The dense model is served in bf16 as what all others are compared with.
 _DENSE = f'{_MEASURE_ROWS} "{DENSE}" --max-tokens 0 --precisions bf16 --samples $SAMPLES'
 _ROWS = ("KV .5", "all methods .9, KV .75", "KV .65", "all methods .8, KV .5", "KV .75")
-_HEAL_SECONDS = [float(seconds) for seconds in os.environ.get("HEAL", "600").split()]
-_HEALED = _ROWS[: len(_HEAL_SECONDS)]
+# Seconds and a learning rate, 600:2e-5, for each of the first rows.
+_HEAL = os.environ.get("HEAL", "600").split()
+_HEALED = _ROWS[: len(_HEAL)]
 _OTHERS = tuple(row for row in _ROWS if row not in _HEALED)
 # Up to five models are tried.
 _BY_SCORE = "asked score .03"
@@ -102,11 +102,11 @@ _SMALL_ROWS = (
 )
 
 
-def make(row: str, expected: float, *needs: str) -> dict[str, Any]:
+def make(row: str, expected: float, *needs: str, how: str = "") -> dict[str, Any]:
     """Makes the model of a row."""
     name = directory_name(row)
     # What is measured of a model that could not be made would make it again.
-    command = f'{_MEASURE_ROWS} "{row}" --max-tokens 0 --precisions && [ -e $WORK/{name} ]'
+    command = f'{_MEASURE_ROWS} "{row}" --max-tokens 0 --precisions {how} && [ -e $WORK/{name} ]'
     return job(f"make-{name}", command, expected, *needs)
 
 
@@ -153,10 +153,12 @@ def _calibrated_on_other_texts() -> list[dict[str, Any]]:
     return jobs
 
 
-def _heal(row: str, seconds: float) -> dict[str, Any]:
+def _heal(row: str, seconds_and_rate: str) -> dict[str, Any]:
     """Alone: beside four other jobs it trains on 13,000 tokens a second instead of 33,000."""
-    healing = make(f"{row}{HEALED}", seconds, f"make-{directory_name(row)}")
-    return healing | {"alone": True, "command": f"HEAL={seconds}; {healing['command']}"}
+    seconds, _, rate = seconds_and_rate.partition(":")
+    how = f"--heal-seconds {seconds} {f'--heal-rate {rate}' if rate else ''}"
+    made = f"make-{directory_name(row)}"
+    return make(f"{row}{HEALED}", float(seconds), made, how=how) | {"alone": True}
 
 
 def _int4() -> list[dict[str, Any]]:
@@ -166,7 +168,7 @@ def _int4() -> list[dict[str, Any]]:
         job("make-w4a16", _MAKE_INT4, 100, "answers"),
         job("calibrate-w4a16", _CALIBRATE_INT4, 80, "make-w4a16"),
         *(make(row, 60, "calibrate-w4a16") for row in _INT4_ROWS[1:]),
-        *(_heal(row, _HEAL_SECONDS[-1]) for row in _INT4_ROWS[1:]),
+        *(_heal(row, _HEAL[-1]) for row in _INT4_ROWS[1:]),
         *(_served(row, 120) for row in _INT4_HEALED),
         _served(INT4, 120),
         *(_served(row, 120) for row in _INT4_ROWS[1:]),
@@ -209,7 +211,7 @@ def main() -> None:
     jobs = [
         *before_all(),
         *(make(row, 130, "calibrate") for row in _HEALED),
-        *map(_heal, _HEALED, _HEAL_SECONDS),
+        *map(_heal, _HEALED, _HEAL),
         make(_BY_SCORE, 800, "calibrate"),
         *(_served(row, 120) for row in _HEALED),
         *(_texts(row, 80) for row in _HEALED),
@@ -224,7 +226,8 @@ def main() -> None:
         *(make(row, 130, "calibrate") for row in _OTHERS),
         *(_texts(row, 80) for row in _OTHERS),
         *(_served(row, 120) for row in _OTHERS),
-        job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model"),
+        # It takes nine tenths of a GPU's memory.
+        job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model", alone=True),
         *(
             job(f"small-{n}", f'{_SMALL_MEASURE} "{row}" "{row}{HEALED}"', 100, "small-answers")
             for n, row in enumerate(_SMALL_ROWS)

@@ -3,9 +3,11 @@
 The odd ones are left to measure what the score was good for.
 """
 
+import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.common.engine_process import EngineError
 from benchmarks.real_models.engine import SAMPLING, Serving, complete, serving
 from benchmarks.real_models.human_eval import passed, question
 from benchmarks.real_models.overlap import read_problems
@@ -13,6 +15,7 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.families import ARCHITECTURE
 
 _SAMPLES, _START_SECONDS = 5, 300
+_SHOWN = 8000  # characters of the log of an engine that failed
 
 
 def score(model: Path, problems: Path) -> float:
@@ -28,8 +31,12 @@ def score(model: Path, problems: Path) -> float:
     how = Serving(compressed=compressed, precision="fp8" if compressed else "bf16")
     with tempfile.TemporaryDirectory() as logs:
         log = Path(logs) / "engine.log"
-        with serving("score", model, how, log, sequences=len(asked)) as engine:
-            engine.wait(_START_SECONDS)
-            answers = complete(engine, [question(problem) for problem in asked], **SAMPLING)
+        try:
+            with serving("score", model, how, log, sequences=len(asked)) as engine:
+                engine.wait(_START_SECONDS)
+                answers = complete(engine, [question(problem) for problem in asked], **SAMPLING)
+        except EngineError:
+            print(log.read_text()[-_SHOWN:], file=sys.stderr)  # it goes with its directory
+            raise
     solved = passed(asked, [text for text, _, _ in answers])
     return sum(solved) / len(solved)

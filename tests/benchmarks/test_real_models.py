@@ -311,7 +311,7 @@ def test_a_gpu_becomes_empty_for_the_job_that_is_to_have_it_alone(tmp_path: Path
 def test_a_lease_has_all_that_its_jobs_need(
     rows: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lease_jobs, "_HEAL_SECONDS", [60.0] * rows)
+    monkeypatch.setattr(lease_jobs, "_HEAL", ["60:2e-5"] * rows)
     monkeypatch.setattr(lease_jobs, "_HEALED", lease_jobs._ROWS[:rows])
     monkeypatch.setattr(lease_jobs, "_INT4_COMES", True)
     monkeypatch.setattr(lease_jobs, "_FIRST", ["two_gpus", "free"])
@@ -321,7 +321,7 @@ def test_a_lease_has_all_that_its_jobs_need(
     jobs = {job["name"]: Job(**job) for job in json.loads(capsys.readouterr().out)}
     assert {need for job in jobs.values() for need in job.needs} <= set(jobs)
     assert jobs["make-kv--5--healed"].alone
-    assert jobs["make-kv--5--healed"].command.startswith("HEAL=60.0; ")
+    assert "--heal-seconds 60 --heal-rate 2e-5" in jobs["make-kv--5--healed"].command
     assert jobs["make-w4a16"].after == jobs["free"].after == ["two_gpus"]
     assert jobs["free"].alone
     assert any(name.startswith("test_our_layers-") for name in jobs)
