@@ -13,8 +13,9 @@
 #   COMPARISON, RUNS, PART, STARTS, TRAFFIC: see headline_jobs.py.
 #   FIRST: what comes first (lease_jobs.py). KINDS: of text that is calibrated on. OTHER_TEXTS: more
 #   calibrations, on other text.
-#   HEAL: seconds and the learning rate of healing, 600:2e-5, for each of the first rows. HEAL_KINDS:
-#   of text: answers, code, exercises. EXERCISES: how many the model is to write.
+#   ROWS: rows, with ; between them. HEAL: seconds and the learning rate of healing, 600:2e-5, for
+#   each of the first. HEAL_KINDS: of text: answers, code, exercises. EXERCISES: how many the model is
+#   to write.
 #   TESTS: names of test files whose GPU tests come last.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE,
 #   and more options in CALIBRATE, INT4.

@@ -50,20 +50,18 @@ _ANSWERS = (
 )
 # The dense model is served in bf16 as what all others are compared with.
 _DENSE = f'{_MEASURE_ROWS} "{DENSE}" --max-tokens 0 --precisions bf16 --samples $SAMPLES'
-_ROWS = ("KV .5", "all methods .9, KV .75", "KV .65", "all methods .8, KV .5", "KV .75")
+_ROWS = os.environ.get("ROWS", "KV .5;all methods .9, KV .75;all methods .8, KV .5").split(";")
 # Seconds and a learning rate, 600:2e-5, for each of the first rows.
 _HEAL = os.environ.get("HEAL", "600").split()
 _HEALED = _ROWS[: len(_HEAL)]
-_OTHERS = tuple(row for row in _ROWS if row not in _HEALED)
+_OTHERS = _ROWS[len(_HEAL) :]
 # Up to five models are tried.
 _BY_SCORE = "asked score .03"
-# Compressed and measured, to compare with the expected loss.
-_EXPECTED = ("MLP .9", "MLP .8")
 # Kinds of text, and tokens: "answers,prose code,answers:65536".
 _OTHER_TEXTS = os.environ.get("OTHER_TEXTS", "").split()
 # Output tokens a second on a GPU that does nothing else.
 _SPEED = "$R speed $MODEL $RESULTS --commit $COMMIT --rows "
-_SPEED_ROWS = (OWN_ATTENTION, "KV .5", DENSE, "all methods .9, KV .75")  # if time is short
+_SPEED_ROWS = (OWN_ATTENTION, _ROWS[0], DENSE, *_ROWS[1:2])  # if time is short
 # LLM Compressor has a newer compressed-tensors than vLLM.
 _MAKE_INT4 = (
     "PYTHONPATH=$X/llmcompressor_pkg:$PYTHONPATH $R int4 $MODEL $WORK/w4a16 "
@@ -180,7 +178,7 @@ def _served(row: str, expected: float) -> dict[str, Any]:
     precisions = "$PRECISIONS"
     if row.startswith(INT4):  # weights that are quantized stay as they are
         precisions = '${PRECISIONS:+"${PRECISIONS/#fp8/fp8 cache}"}'
-    if row in (INT4, _ROWS[0]):  # what its FP8 cache loses
+    if row == INT4:  # what its FP8 cache loses
         precisions, expected = f"bf16 {precisions}", 2 * expected
     command = f'{_MEASURE_ROWS} "{row}" --max-tokens 0 --precisions {precisions} --samples $SAMPLES'
     return _of(row, "served", command, expected)
@@ -233,7 +231,6 @@ def main() -> None:
             for n, row in enumerate(_SMALL_ROWS)
         ),
         _speed("speed", _SPEED_ROWS, 300),
-        *(make(row, 80, "calibrate") for row in _EXPECTED),
         *((_speed("speed-w4a16", _INT4_ROWS, 190),) if _INT4_COMES else ()),
         *(each for name in os.environ.get("TESTS", "").split() for each in gpu_tests(name)),
     ]
