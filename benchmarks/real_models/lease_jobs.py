@@ -53,8 +53,6 @@ _DENSE = f'{_MEASURE_ROWS} "{DENSE}" --max-tokens 0 --precisions bf16 --samples 
 _ROWS = os.environ.get("ROWS", "KV .5;all methods .9, KV .75;all methods .8, KV .5").split(";")
 # Seconds and a learning rate, 600:2e-5, for each of the first rows.
 _HEAL = os.environ.get("HEAL", "600").split()
-_HEALED = _ROWS[: len(_HEAL)]
-_OTHERS = _ROWS[len(_HEAL) :]
 # Up to five models are tried.
 _BY_SCORE = "asked score .03"
 # Kinds of text, and tokens: "answers,prose code,answers:65536".
@@ -206,24 +204,25 @@ def _speed(name: str, rows: Sequence[str], expected: float) -> dict[str, Any]:
 
 def main() -> None:
     """Print them."""
+    healed, others = _ROWS[: len(_HEAL)], _ROWS[len(_HEAL) :]
     jobs = [
         *before_all(),
-        *(make(row, 130, "calibrate") for row in _HEALED),
-        *map(_heal, _HEALED, _HEAL),
+        *(make(row, 130, "calibrate") for row in healed),
+        *map(_heal, healed, _HEAL),
         make(_BY_SCORE, 800, "calibrate"),
-        *(_served(row, 120) for row in _HEALED),
-        *(_texts(row, 80) for row in _HEALED),
-        *(_served(f"{row}{HEALED}", 120) for row in _HEALED),
-        *(_texts(f"{row}{HEALED}", 80) for row in _HEALED),
+        *(_served(row, 120) for row in healed),
+        *(_texts(row, 80) for row in healed),
+        *(_served(f"{row}{HEALED}", 120) for row in healed),
+        *(_texts(f"{row}{HEALED}", 80) for row in healed),
         *(_int4() if _INT4_COMES else ()),
         *_calibrated_on_other_texts(),
         job("served-dense", _DENSE, 170, "calibrate"),
         _served(_BY_SCORE, 120),
         _texts(_BY_SCORE, 80),
         job("small-model", _SMALL_MODEL, 30, gpu=False),
-        *(make(row, 130, "calibrate") for row in _OTHERS),
-        *(_texts(row, 80) for row in _OTHERS),
-        *(_served(row, 120) for row in _OTHERS),
+        *(make(row, 130, "calibrate") for row in others),
+        *(_texts(row, 80) for row in others),
+        *(_served(row, 120) for row in others),
         # It takes nine tenths of a GPU's memory.
         job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model", alone=True),
         *(

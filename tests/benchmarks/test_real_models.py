@@ -312,7 +312,6 @@ def test_a_lease_has_all_that_its_jobs_need(
     rows: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(lease_jobs, "_HEAL", ["60:2e-5"] * rows)
-    monkeypatch.setattr(lease_jobs, "_HEALED", lease_jobs._ROWS[:rows])
     monkeypatch.setattr(lease_jobs, "_INT4_COMES", True)
     monkeypatch.setattr(lease_jobs, "_FIRST", ["two_gpus", "free"])
     monkeypatch.setattr(lease_jobs, "_OTHER_TEXTS", ["prose", "answers,code:65536"])

@@ -24,8 +24,8 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
         head_dim: size of a head.
 
     Returns:
-        Radians per position, fp32 [head_dim / 2], on the CPU whatever torch's default device is:
-        vLLM checks checkpoints where that is the GPU.
+        Radians per position, fp32 [head_dim / 2]. Always on the CPU, as stored tables are: vLLM
+        makes models with the GPU as torch's default device.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     inv_freq = 1.0 / (rope.rope_theta**exponents)

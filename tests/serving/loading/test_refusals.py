@@ -36,7 +36,7 @@ def test_an_intact_model_streams_every_tensor_of_its_layout(model: Path) -> None
 
 
 def test_models_are_checked_where_the_gpu_is_the_default_device(tmp_path: Path) -> None:
-    """RoPE tables of models that we wrote are compared with config.json; "meta" is as a GPU."""
+    """RoPE tables of models that we wrote are compared with config.json. "meta" is for a GPU."""
     table = "model.layers.0.self_attn.rope_inv_freq"
     write_model(tmp_path, HETEROGENEOUS[1:2])
     raw = json.loads((tmp_path / "config.json").read_text())
