@@ -39,8 +39,8 @@ _GUESS = 256
 _PROMPT = 4096
 # After so many that are left out in a row, the run ends.
 _PATIENCE = 256
-# Of the memory of the GPU that is free, as in vLLM.
-_MEMORY = 0.9
+# Of a GPU's free memory: what vLLM takes if weights and cache are more than the other share.
+_MEMORY, _LITTLE = 0.9, 0.5
 
 
 def generate(
@@ -256,16 +256,13 @@ def _engine_arguments(
     checkpoint: Checkpoint, request: GenerateRequest, on_cpu: bool
 ) -> dict[str, Any]:
     """Arguments of vLLM's `LLM`."""
-    length = _length(checkpoint, request)
-    if on_cpu:
-        # In 2 bytes; where there is less room, fewer sequences run at a time.
-        cached_tokens = _ON_CPU * request.max_new_tokens + 2 * length
-        memory: dict[str, Any] = {
-            "kv_cache_memory_bytes": 2 * cached_tokens * checkpoint.layout.kv_elements,
-            "gpu_memory_utilization": 0.01,
-        }
-    else:
+    length, sequences = _length(checkpoint, request), _ON_CPU if on_cpu else _ON_GPU
+    # In 2 bytes; where there is less room, fewer sequences run at a time.
+    cached_tokens = sequences * request.max_new_tokens + 2 * length
+    cache = 2 * cached_tokens * checkpoint.layout.kv_elements
+    memory: dict[str, Any] = {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": 0.01}
+    if not on_cpu:
         free, total = torch.cuda.mem_get_info()
-        memory = {"gpu_memory_utilization": _MEMORY * free / total}
-    sequences = _ON_CPU if on_cpu else _ON_GPU
+        if 2 * checkpoint.layout.parameters + cache > _LITTLE * free:
+            memory = {"gpu_memory_utilization": _MEMORY * free / total}
     return {"max_model_len": length, "max_num_seqs": sequences, **memory}
