@@ -33,6 +33,7 @@ from pathlib import Path
 from benchmarks.common.page import add_commit, documented
 from benchmarks.real_models.fetch import PROBLEMS_FILE, SOURCES
 from benchmarks.real_models.rows import ROWS, chosen
+from benchmarks.real_models.texts import SPLITS
 from vllm_gac.errors import GacError
 
 
@@ -80,8 +81,10 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("model", type=Path)
         verb.add_argument("texts", type=Path)
         verb.add_argument("--prompts", type=int, default=count)
+        verb.add_argument("--engines", type=int, default=1, help="that write at a time")
         _add_problems(verb)
         verb.set_defaults(run=run)
+    verbs.choices["exercises"].add_argument("--splits", nargs="+", default=SPLITS, choices=SPLITS)
     verb = verbs.add_parser("measure", help="compress and measure rows")
     verb.add_argument("model", type=Path)
     verb.add_argument("out", type=Path, help="rows are appended to OUT/rows.jsonl")
@@ -170,14 +173,15 @@ def _exercises(options: argparse.Namespace) -> None:
     from benchmarks.real_models.answers import write_exercises
 
     problems = options.problems / PROBLEMS_FILE
-    write_exercises(options.model, options.texts, problems, options.prompts)
+    how = options.prompts, options.splits, options.engines
+    write_exercises(options.model, options.texts, problems, *how)
 
 
 def _answers(options: argparse.Namespace) -> None:
     from benchmarks.real_models.answers import write_answers
 
     problems = options.problems / PROBLEMS_FILE
-    write_answers(options.model, options.texts, problems, options.prompts)
+    write_answers(options.model, options.texts, problems, options.prompts, options.engines)
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -1,7 +1,10 @@
 """The dense model's own answers: text of the kind that it writes, as JSON lines of `messages`."""
 
-import dataclasses
 import json
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,6 @@ from benchmarks.real_models.human_eval import question
 from benchmarks.real_models.overlap import Overlap, read_problems
 from benchmarks.real_models.prompts import exercise_of, exercise_requests, prompts
 from benchmarks.real_models.texts import read_records, write_records
-from vllm_gac.steps.generate.generate import generate
-from vllm_gac.steps.generate.request import GenerateRequest
 from vllm_gac.texts.text_files import rows
 
 _KINDS = ("code", "prose")
@@ -20,36 +21,51 @@ _SHARES = {"calibration": 0.2, "healing": 0.65, "held-out": 0.15}
 _EXERCISES, _TASKS = "exercises.jsonl.gz", "tasks-held-out"
 
 
-def write_exercises(model: Path, texts: Path, problems: Path, count: int) -> None:
+def write_exercises(
+    model: Path,
+    texts: Path,
+    problems: Path,
+    count: int,
+    splits: Sequence[str] = tuple(_SHARES),
+    engines: int = 1,
+) -> None:
     """Write `texts`/exercises.jsonl.gz: programming exercises, which `write_answers` asks, too.
 
     The dense model writes them, each from a word of a function of the packages of its split. Those
-    that share a run of words with HumanEval, or the name of a function, are left out.
+    that share a run of words with HumanEval, or the name of a function, are left out. They are
+    added to those that are there.
 
     Args:
         model: The dense model.
         texts: What `write_texts` wrote.
         problems: HumanEval.jsonl.gz.
         count: How many are asked for.
+        splits: What they are for.
+        engines: How many write at a time.
     """
+    path = texts / _EXERCISES
+    exercises = (
+        {each["prompt"]: each["split"] for each in read_records(path)} if path.exists() else {}
+    )
+    rng = random.Random(len(exercises))
     split_of: dict[str, str] = {}
-    for split, share in _SHARES.items():
+    for split in splits:
+        share = _SHARES[split] / sum(_SHARES[each] for each in splits)
         code = read_records(texts / f"code-{split}.jsonl.gz")
-        split_of = dict.fromkeys(exercise_requests(code, int(share * count)), split) | split_of
-    _, answered = _answered(model, texts, list(split_of))
+        split_of = dict.fromkeys(exercise_requests(code, int(share * count), rng), split) | split_of
+    _, answered = _answered(model, texts, list(split_of), engines)
     overlap = Overlap(problems)
     names = {problem["entry_point"] for problem in read_problems(problems)}
-    exercises: dict[str, str] = {}
     for request, answer in answered:
         name, exercise = exercise_of(answer)
         if exercise and name not in names and not overlap.found_in(exercise):
             exercises.setdefault(exercise, split_of[request])
     records = [{"prompt": exercise, "split": split} for exercise, split in exercises.items()]
-    write_records(texts / _EXERCISES, records)
+    write_records(path, records)
 
 
-def write_answers(model: Path, texts: Path, problems: Path, count: int) -> None:
-    """Write `texts`/KIND-SPLIT.jsonl.gz and answers.json, which says what they cost.
+def write_answers(model: Path, texts: Path, problems: Path, count: int, engines: int = 1) -> None:
+    """Write `texts`/KIND-SPLIT.jsonl.gz that are missing, and answers.json of what they cost.
 
     `vllm-gac generate` writes them. Answers are to prompts about code and prose of each split's own
     packages; exercises, to those that `write_exercises` wrote. Answers that share a run of words
@@ -61,6 +77,7 @@ def write_answers(model: Path, texts: Path, problems: Path, count: int) -> None:
         texts: What `write_texts` wrote.
         problems: HumanEval.jsonl.gz.
         count: Prompts about code and prose.
+        engines: How many write at a time.
     """
     files: dict[str, str] = {}
     for split, share in _SHARES.items() if count else ():
@@ -70,33 +87,53 @@ def write_answers(model: Path, texts: Path, problems: Path, count: int) -> None:
     if (texts / _EXERCISES).exists():
         for exercise in read_records(texts / _EXERCISES):
             files.setdefault(exercise["prompt"], f"exercises-{exercise['split']}")
-    tasks = [question(problem) for problem in read_problems(problems)]
-    written, answered = _answered(model, texts, [*files, *tasks])
+    for problem in read_problems(problems):
+        files[question(problem)] = _TASKS
+    missing = {file for file in files.values() if not (texts / f"{file}.jsonl.gz").exists()}
+    files = {prompt: file for prompt, file in files.items() if file in missing}
+    written, answered = _answered(model, texts, list(files), engines)
     overlap = Overlap(problems)
-    records = {file: list[dict[str, Any]]() for file in [*files.values(), _TASKS]}
+    records = {file: list[dict[str, Any]]() for file in sorted(missing)}
     for prompt, answer in answered:
-        if prompt in files and overlap.found_in(f"{prompt}\n{answer}"):
+        if files[prompt] != _TASKS and overlap.found_in(f"{prompt}\n{answer}"):
             continue
         said = {"user": prompt, "assistant": answer}
         messages = [{"role": role, "content": words} for role, words in said.items()]
-        records[files.get(prompt, _TASKS)].append({"messages": messages})
+        records[files[prompt]].append({"messages": messages})
     for file, kept in records.items():
         write_records(texts / f"{file}.jsonl.gz", kept)
-    about = {**written, **{file: len(kept) for file, kept in records.items()}}
+    about = {"engines": written, **{file: len(kept) for file, kept in records.items()}}
     (texts / "answers.json").write_text(json.dumps(about, indent=1) + "\n")
 
 
 def _answered(
-    model: Path, texts: Path, asked: list[str]
-) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """What the model answers to prompts, each with its prompt, and what that cost."""
-    given, answered = texts / "prompts.jsonl", texts / "answered.jsonl"
-    given.write_text("".join(json.dumps({"text": prompt}) + "\n" for prompt in asked))
-    request = GenerateRequest(max_new_tokens=_MAX_TOKENS)
-    written = generate(model, answered, request, prompts=[given])
-    pairs = [
-        (row["messages"][0]["content"], row["messages"][1]["content"]) for _, row in rows(answered)
+    model: Path, texts: Path, asked: Sequence[str], engines: int
+) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """What the model answers to prompts, each with its prompt, and what each engine says of it."""
+    parts = [part for n in range(engines) if (part := asked[n::engines])]
+    files = [
+        (texts / f"prompts-{n}.jsonl", texts / f"answered-{n}.jsonl") for n in range(len(parts))
     ]
-    for path in (given, answered):
+    for (given, _), part in zip(files, parts, strict=True):
+        given.write_text("".join(json.dumps({"text": prompt}) + "\n" for prompt in part))
+    # An engine of one process waits for its own Python most of the time.
+    running = [_generating(model, given, out) for given, out in files]
+    written = [json.loads(process.communicate()[0] or "null") for process in running]
+    if failed := [process.args for process in running if process.returncode]:
+        raise subprocess.CalledProcessError(1, failed[0])
+    pairs = [
+        (row["messages"][0]["content"], row["messages"][1]["content"])
+        for _, out in files
+        for _, row in rows(out)
+    ]
+    for path in (path for each in files for path in each):
         path.unlink()
-    return dataclasses.asdict(written), pairs
+    return written, pairs
+
+
+def _generating(model: Path, given: Path, out: Path) -> "subprocess.Popen[str]":
+    command = ["generate", f"{model}", "--prompts", f"{given}", "--out", f"{out}"]
+    options = ["--max-new-tokens", f"{_MAX_TOKENS}", "--quiet", "--json"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "vllm_gac", *command, *options], stdout=subprocess.PIPE, text=True
+    )

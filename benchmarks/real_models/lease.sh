@@ -15,7 +15,7 @@
 #   calibrations, on other text.
 #   ROWS: rows, with ; between them. HEAL: seconds and the learning rate of healing, 600:2e-5, for
 #   each of the first of them. HEAL_KINDS: of text: answers, code, exercises. EXERCISES: how many the
-#   model is to write.
+#   model is to write. MORE_EXERCISES: so many others to heal on.
 #   TESTS: names of test files whose GPU tests come last.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE,
 #   and more options in CALIBRATE, INT4.

@@ -1,9 +1,8 @@
 """Prints the jobs of a lease: rows of a 1.5B and a 135M on one to four GPUs, by their worth.
 
-lease.sh runs them, and has the variables. The dense model's rows in FP8 are those of an earlier
-lease. FIRST names what comes first: `two_gpus`, models of an 8B's shape on one GPU and on two,
-while nothing else runs; `free`, the dense model of that shape by vLLM and by our layers, alone on a
-GPU. At home, in the directory of either:
+lease.sh runs them, and has the variables. FIRST names what comes first: `two_gpus`, models of an
+8B's shape on one GPU and on two, while nothing else runs; `free`, the dense model of that shape by
+vLLM and by our layers, alone on a GPU. At home, in the directory of either:
 
     python -m benchmarks.engines.whole_model report . RESULT.json
 """
@@ -44,12 +43,20 @@ _CALIBRATE = (
 _ANSWERS = (
     "if cp $X/answers/*.jsonl.gz $TEXTS/; then PROMPTS=0; fi; "
     "if [ ! -e $TEXTS/exercises.jsonl.gz ]; "
-    "then $R exercises $MODEL $TEXTS --problems $PROBLEMS --prompts $EXERCISES; fi && "
+    "then $R exercises $MODEL $TEXTS --problems $PROBLEMS --prompts $EXERCISES --engines 6; fi && "
     "if [ ! -e $TEXTS/tasks-held-out.jsonl.gz ]; "
-    "then $R answers $MODEL $TEXTS --problems $PROBLEMS --prompts $PROMPTS; fi"
+    "then $R answers $MODEL $TEXTS --problems $PROBLEMS --prompts $PROMPTS --engines 6; fi"
 )
-# The dense model is served in bf16 as what all others are compared with.
-_DENSE = f'{_MEASURE_ROWS} "{DENSE}" --max-tokens 0 --precisions bf16 --samples $SAMPLES'
+# Other exercises, to be healed on: engines of one process leave most of a GPU idle.
+_MORE = os.environ.get("MORE_EXERCISES", "")
+_MORE_EXERCISES = (
+    f"$R exercises $MODEL $TEXTS --problems $PROBLEMS --prompts {_MORE} --splits healing "
+    "--engines 6 && rm $TEXTS/exercises-healing.jsonl.gz && "
+    "$R answers $MODEL $TEXTS --problems $PROBLEMS --prompts 0 --engines 6"
+)
+_DENSE = (
+    f'{_MEASURE_ROWS} "{DENSE}" --max-tokens 0 --precisions bf16 $PRECISIONS --samples $SAMPLES'
+)
 _ROWS = os.environ.get("ROWS", "KV .5;all methods .9, KV .75;all methods .8, KV .5").split(";")
 # Seconds and a learning rate, 600:2e-5, for each of the first rows.
 _HEAL = os.environ.get("HEAL", "600").split()
@@ -154,7 +161,8 @@ def _heal(row: str, seconds_and_rate: str) -> dict[str, Any]:
     seconds, _, rate = seconds_and_rate.partition(":")
     how = f"--heal-seconds {seconds} {f'--heal-rate {rate}' if rate else ''}"
     made = f"make-{directory_name(row)}"
-    return make(f"{row}{HEALED}", float(seconds), made, how=how) | {"alone": True}
+    needs = [made, *(["more-exercises"] if _MORE else [])]
+    return make(f"{row}{HEALED}", float(seconds), *needs, how=how) | {"alone": True}
 
 
 def _int4() -> list[dict[str, Any]]:
@@ -202,13 +210,20 @@ def _speed(name: str, rows: Sequence[str], expected: float) -> dict[str, Any]:
     return job(name, command, expected, *made) | {"alone": True}
 
 
+def _gpu_tests(row: str) -> list[dict[str, Any]]:
+    """Those of TESTS, once a row has been healed: until then other jobs take every place."""
+    jobs = [each for name in os.environ.get("TESTS", "").split() for each in gpu_tests(name)]
+    return [each | {"after": [f"make-{directory_name(f'{row}{HEALED}')}"]} for each in jobs]
+
+
 def main() -> None:
     """Print them."""
     healed, others = _ROWS[: len(_HEAL)], _ROWS[len(_HEAL) :]
     jobs = [
         *before_all(),
+        *([job("more-exercises", _MORE_EXERCISES, 450, "answers", alone=True)] if _MORE else ()),
         *(make(row, 130, "calibrate") for row in healed),
-        *map(_heal, healed, _HEAL),
+        *map(_heal, healed[:1], _HEAL),
         make(_BY_SCORE, 800, "calibrate"),
         *(_served(row, 120) for row in healed),
         *(_texts(row, 80) for row in healed),
@@ -216,26 +231,28 @@ def main() -> None:
         *(_texts(f"{row}{HEALED}", 80) for row in healed),
         *(_int4() if _INT4_COMES else ()),
         *_calibrated_on_other_texts(),
-        job("served-dense", _DENSE, 170, "calibrate"),
+        job("served-dense", _DENSE, 260, "calibrate"),
         _served(_BY_SCORE, 120),
         _texts(_BY_SCORE, 80),
         job("small-model", _SMALL_MODEL, 30, gpu=False),
         *(make(row, 130, "calibrate") for row in others),
         *(_texts(row, 80) for row in others),
         *(_served(row, 120) for row in others),
-        # It takes nine tenths of a GPU's memory.
-        job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model", alone=True),
+        # The others wait for a GPU that nothing else needs.
+        *map(_heal, healed[1:], _HEAL[1:]),
+        job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model"),
         *(
             job(f"small-{n}", f'{_SMALL_MEASURE} "{row}" "{row}{HEALED}"', 100, "small-answers")
             for n, row in enumerate(_SMALL_ROWS)
         ),
+        *_gpu_tests(healed[0]),
         _speed("speed", _SPEED_ROWS, 300),
         *((_speed("speed-w4a16", _INT4_ROWS, 190),) if _INT4_COMES else ()),
-        *(each for name in os.environ.get("TESTS", "").split() for each in gpu_tests(name)),
     ]
     jobs = [*map(_first, _FIRST), *jobs]
     for each in jobs:
-        each["after"] = [_TWO_GPUS] if each["gpu"] and _TWO_GPUS in _FIRST else []
+        if each["gpu"] and _TWO_GPUS in _FIRST:
+            each["after"] = [*each.get("after", ()), _TWO_GPUS]
     print(json.dumps(jobs, indent=1))
 
 

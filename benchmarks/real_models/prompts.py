@@ -56,9 +56,10 @@ def prompts(
     return [prompt for prompt in chain.from_iterable(rows) if prompt][:count]
 
 
-def exercise_requests(code: Sequence[Mapping[str, Any]], count: int) -> list[str]:
+def exercise_requests(
+    code: Sequence[Mapping[str, Any]], count: int, rng: random.Random
+) -> list[str]:
     """Up to `count` prompts that ask for a programming exercise, in turn of every function."""
-    rng = random.Random(0)
     words = [sorted(set(re.findall(r"\b[a-z]{5,12}\b", doc))) for _, doc in _documented(code)]
     rng.shuffle(words)
     asked = []

@@ -4,10 +4,11 @@ import gzip
 import json
 import os
 import re
+import subprocess
 from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from zlib import crc32
 
 import psutil
 import pytest
@@ -34,7 +35,6 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import GacError
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
-from vllm_gac.steps.generate.rows import Written
 
 PROBLEM = {
     "task_id": "T/0",
@@ -184,22 +184,20 @@ def test_rows_of_int4_weights_are_made_of_the_packed_model(
 def test_answers_go_to_the_split_of_their_prompt_without_problems(
     problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def generate(model: Path, out: Path, request: Any, *, prompts: Any) -> Written:
-        asked = [json.loads(line)["text"] for line in prompts[0].read_text().splitlines()]
+    def generating(model: Path, given: Path, out: Path) -> "subprocess.Popen[str]":
+        asked = [json.loads(line)["text"] for line in given.read_text().splitlines()]
         for number, prompt in enumerate(asked):
-            answer = (
-                f'```python\ndef g{number}(x: int) -> str:\n    """Says {prompt[-9:]!r}"""\n```'
-            )
+            name = "double" if number == 1 else f"g{crc32(prompt.encode())}"
+            answer = f'```python\ndef {name}(x: int) -> str:\n    """Says what it is."""\n```'
             if number == 0:
                 answer = PROBLEM["prompt"]
-            if number == 1:
-                answer = answer.replace("g1(", "double(")
             said = {"user": prompt, "assistant": answer}
             row = {"messages": [{"role": role, "content": said[role]} for role in said]}
             append_line(out, row)
-        return Written(rows=len(asked))
+        said = json.dumps({"rows": len(asked)})
+        return subprocess.Popen(["echo", said], stdout=subprocess.PIPE, text=True)
 
-    monkeypatch.setattr(answers, "generate", generate)
+    monkeypatch.setattr(answers, "_generating", generating)
     for split in texts.SPLITS:
         about = f"Of {split[:4]}words. {'As it is. ' * 9}"
         code = "".join(f'def {split[:4]}{i}():\n    """{about}"""\n' for i in range(20))
@@ -221,8 +219,16 @@ def test_answers_go_to_the_split_of_their_prompt_without_problems(
         assert [row["messages"][0]["content"] for row in written] == prompts
     (task,) = texts.read_records(tmp_path / "tasks-held-out.jsonl.gz")
     assert PROBLEM["prompt"] in task["messages"][0]["content"]
-    answers.write_answers(tmp_path, tmp_path, problems, 0)  # those of packages stay
+    answers.write_exercises(tmp_path, tmp_path, problems, 40, ["healing"], engines=3)
+    more = texts.read_records(tmp_path / "exercises.jsonl.gz")
+    assert more[: len(exercises)] == exercises
+    assert {each["split"] for each in more[len(exercises) :]} == {"healing"}
+    (tmp_path / "exercises-healing.jsonl.gz").unlink()
+    answers.write_answers(tmp_path, tmp_path, problems, 0, engines=2)  # what is there stays
     assert len(texts.read_records(tmp_path / "answers-healing.jsonl.gz")) == 13
+    written = texts.read_records(tmp_path / "exercises-healing.jsonl.gz")
+    of_split = [each for each in more if each["split"] == "healing"]
+    assert len(written) == len(of_split) - 2  # each engine's first answer is as HumanEval's
 
 
 def test_an_engine_is_compared_with_the_reference_token_by_token(tmp_path: Path) -> None:
