@@ -37,6 +37,16 @@ def test_few_tries_reach_the_asked_loss(times: float, power: float) -> None:
     assert 0.7 * most < max(reached)
 
 
+@pytest.mark.parametrize("times", [0.6, 1.8, 3.4])
+def test_what_an_fp8_cache_loses_is_a_part_of_what_was_allowed(times: float) -> None:
+    most, tries = math.log1p(0.01), list[Attempt]()
+    while (allowed := next_expected(most, tries)) is not None:
+        attempt = measured(allowed, times * allowed)
+        tries.append(replace(attempt, expected_loss=0.4 * allowed, fp8_keys_loss=0.6 * allowed))
+    reached = [math.log(one.high) for one in tries if math.log(one.high) <= most]
+    assert 0.9 * most < max(reached)
+
+
 def test_a_model_that_loses_nothing_measurable_is_followed_by_a_faster_one() -> None:
     most = math.log1p(0.01)
     after = next_expected(most, [measured(0.005, -0.001)])

@@ -42,7 +42,7 @@ class Attempt:
 
     Attributes:
         planned_for: The expected loss that its plan was allowed, in nats per token.
-        expected_loss: What its plan expects to lose.
+        expected_loss: What its plan expects to lose without an FP8 cache.
         time: Its predicted time, as a share of the dense model's in vLLM.
         ratio: Its perplexity over the dense model's on held-out text; with scores as of `Found`.
         low: The lower end of the ratio's 95 % interval.
@@ -52,6 +52,7 @@ class Attempt:
         our_kernels: The dense model's predicted time on our kernels, as such a share.
         bytes: Its bytes of weights and cache, as a share, if these were to be the fewest.
         scores: As of `Found`.
+        fp8_keys_loss: What its plan expects to lose more by an FP8 cache of keys.
     """
 
     planned_for: float
@@ -65,6 +66,12 @@ class Attempt:
     our_kernels: float | None = None
     bytes: float | None = None
     scores: Sequence[float] | None = None
+    fp8_keys_loss: float = 0.0
+
+    @property
+    def takes(self) -> float:
+        """What of the allowed loss its plan takes, in nats per token."""
+        return self.expected_loss + self.fp8_keys_loss
 
     @property
     def size(self) -> float:
