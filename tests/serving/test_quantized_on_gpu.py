@@ -133,7 +133,7 @@ def _packed(
     if scheme == "ModelOpt":
         write_modelopt_fp8(model, packed, rounded, scales, inline=False)
         return packed, rounded
-    group_size = 32 if scheme.startswith("W4") else None
+    group_size = 32 if scheme.startswith("W") else None
     write_quantized(model, packed, rounded, scheme, group_size=group_size, cache_scales=scales)
     return packed, rounded
 
