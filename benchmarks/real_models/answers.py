@@ -12,6 +12,7 @@ from benchmarks.real_models.human_eval import question
 from benchmarks.real_models.overlap import Overlap, read_problems
 from benchmarks.real_models.prompts import exercise_of, exercise_requests, prompts
 from benchmarks.real_models.texts import read_records, write_records
+from vllm_gac.errors import GacError
 from vllm_gac.texts.text_files import rows
 
 _KINDS = ("code", "prose")
@@ -114,13 +115,14 @@ def _answered(
     files = [
         (texts / f"prompts-{n}.jsonl", texts / f"answered-{n}.jsonl") for n in range(len(parts))
     ]
-    for (given, _), part in zip(files, parts, strict=True):
+    for (given, out), part in zip(files, parts, strict=True):
         given.write_text("".join(json.dumps({"text": prompt}) + "\n" for prompt in part))
+        out.unlink(missing_ok=True)  # of a run that failed
     # An engine of one process waits for its own Python most of the time.
     running = [_generating(model, given, out) for given, out in files]
     written = [json.loads(process.communicate()[0] or "null") for process in running]
-    if failed := [process.args for process in running if process.returncode]:
-        raise subprocess.CalledProcessError(1, failed[0])
+    if any(process.returncode for process in running):
+        raise GacError(f"{model}: `vllm-gac generate` failed; it says why above")
     pairs = [
         (row["messages"][0]["content"], row["messages"][1]["content"])
         for _, out in files

@@ -39,8 +39,9 @@ _GUESS = 256
 _PROMPT = 4096
 # After so many that are left out in a row, the run ends.
 _PATIENCE = 256
-# Of a GPU's free memory: what vLLM takes if weights and cache are more than the other share.
-_MEMORY, _LITTLE = 0.9, 0.5
+# Of a GPU's free memory: what weights and cache take at most to leave the rest to others, and
+# what vLLM takes if they need more.
+_LITTLE, _MEMORY = 0.5, 0.9
 
 
 def generate(
