@@ -5,13 +5,14 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from benchmarks.real_models.human_eval import question
 from benchmarks.real_models.overlap import Overlap, read_problems
 from benchmarks.real_models.prompts import exercise_of, exercise_requests, prompts
-from benchmarks.real_models.texts import read_records, write_records
+from benchmarks.real_models.texts import SPLITS, read_records, write_records
 from vllm_gac.errors import GacError
 from vllm_gac.texts.text_files import rows
 
@@ -27,7 +28,7 @@ def write_exercises(
     texts: Path,
     problems: Path,
     count: int,
-    splits: Sequence[str] = tuple(_SHARES),
+    splits: Sequence[str] = SPLITS,
     engines: int = 1,
 ) -> None:
     """Write `texts`/exercises.jsonl.gz: programming exercises, which `write_answers` asks, too.
@@ -48,10 +49,11 @@ def write_exercises(
     exercises = (
         {each["prompt"]: each["split"] for each in read_records(path)} if path.exists() else {}
     )
-    rng = random.Random(len(exercises))
+    rng = random.Random(len(exercises))  # asks for others than those that are there
+    whole = sum(_SHARES[split] for split in splits)
     split_of: dict[str, str] = {}
     for split in splits:
-        share = _SHARES[split] / sum(_SHARES[each] for each in splits)
+        share = _SHARES[split] / whole
         code = read_records(texts / f"code-{split}.jsonl.gz")
         split_of = dict.fromkeys(exercise_requests(code, int(share * count), rng), split) | split_of
     _, answered = _answered(model, texts, list(split_of), engines)
@@ -91,6 +93,8 @@ def write_answers(model: Path, texts: Path, problems: Path, count: int, engines:
     for problem in read_problems(problems):
         files[question(problem)] = _TASKS
     missing = {file for file in files.values() if not (texts / f"{file}.jsonl.gz").exists()}
+    if not missing:
+        return
     files = {prompt: file for prompt, file in files.items() if file in missing}
     written, answered = _answered(model, texts, list(files), engines)
     overlap = Overlap(problems)
@@ -111,14 +115,13 @@ def _answered(
     model: Path, texts: Path, asked: Sequence[str], engines: int
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
     """What the model answers to prompts, each with its prompt, and what each engine says of it."""
-    parts = [part for n in range(engines) if (part := asked[n::engines])]
-    files = [
-        (texts / f"prompts-{n}.jsonl", texts / f"answered-{n}.jsonl") for n in range(len(parts))
-    ]
-    for (given, out), part in zip(files, parts, strict=True):
+    engines = min(engines, len(asked))
+    files = [(texts / f"prompts-{n}.jsonl", texts / f"answered-{n}.jsonl") for n in range(engines)]
+    for n, (given, out) in enumerate(files):
+        part = asked[n::engines]
         given.write_text("".join(json.dumps({"text": prompt}) + "\n" for prompt in part))
         out.unlink(missing_ok=True)  # of a run that failed
-    # An engine of one process waits for its own Python most of the time.
+    # A GPU waits for the Python of an engine most of the time, so several share it.
     running = [_generating(model, given, out) for given, out in files]
     written = [json.loads(process.communicate()[0] or "null") for process in running]
     if any(process.returncode for process in running):
@@ -128,7 +131,7 @@ def _answered(
         for _, out in files
         for _, row in rows(out)
     ]
-    for path in (path for each in files for path in each):
+    for path in chain.from_iterable(files):
         path.unlink()
     return written, pairs
 

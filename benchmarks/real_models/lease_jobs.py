@@ -39,20 +39,18 @@ _CALIBRATE = (
     "OMP_NUM_THREADS=$((3 * OMP_NUM_THREADS)) python3 -m vllm_gac calibrate $MODEL "
     f"--text {_FILES} --out $STATS --device $DEVICE $CALIBRATE"
 )
+_OF_MODEL = "$MODEL $TEXTS --problems $PROBLEMS --engines 6 --prompts"
+_EXERCISES, _ANSWERS = f"$R exercises {_OF_MODEL}", f"$R answers {_OF_MODEL}"
 # Answers that came with the call are taken.
-_ANSWERS = (
+_WRITE_ANSWERS = (
     "if cp $X/answers/*.jsonl.gz $TEXTS/; then PROMPTS=0; fi; "
-    "if [ ! -e $TEXTS/exercises.jsonl.gz ]; "
-    "then $R exercises $MODEL $TEXTS --problems $PROBLEMS --prompts $EXERCISES --engines 6; fi && "
-    "if [ ! -e $TEXTS/tasks-held-out.jsonl.gz ]; "
-    "then $R answers $MODEL $TEXTS --problems $PROBLEMS --prompts $PROMPTS --engines 6; fi"
+    f"if [ ! -e $TEXTS/exercises.jsonl.gz ]; then {_EXERCISES} $EXERCISES; fi && "
+    f"{_ANSWERS} $PROMPTS"
 )
-# Other exercises, to be healed on: engines of one process leave most of a GPU idle.
+# Other exercises, to be healed on.
 _MORE = os.environ.get("MORE_EXERCISES", "")
-_MORE_EXERCISES = (
-    f"$R exercises $MODEL $TEXTS --problems $PROBLEMS --prompts {_MORE} --splits healing "
-    "--engines 6 && rm $TEXTS/exercises-healing.jsonl.gz && "
-    "$R answers $MODEL $TEXTS --problems $PROBLEMS --prompts 0 --engines 6"
+_WRITE_MORE = (
+    f"{_EXERCISES} {_MORE} --splits healing && rm $TEXTS/exercises-healing.jsonl.gz && {_ANSWERS} 0"
 )
 _DENSE = (
     f'{_MEASURE_ROWS} "{DENSE}" --max-tokens 0 --precisions bf16 $PRECISIONS --samples $SAMPLES'
@@ -123,7 +121,9 @@ def before_all() -> list[dict[str, Any]]:
             60,
             gpu=False,
         ),
-        job("answers", f"{{ {_ANSWERS}; }} || {{ {_ANSWERS}; }}", 650, "texts", "model"),
+        job(
+            "answers", f"{{ {_WRITE_ANSWERS}; }} || {{ {_WRITE_ANSWERS}; }}", 650, "texts", "model"
+        ),
         job("calibrate", f"{_CALIBRATE} || {_CALIBRATE}", 150, "answers"),
     ]
 
@@ -221,7 +221,7 @@ def main() -> None:
     healed, others = _ROWS[: len(_HEAL)], _ROWS[len(_HEAL) :]
     jobs = [
         *before_all(),
-        *([job("more-exercises", _MORE_EXERCISES, 450, "answers", alone=True)] if _MORE else ()),
+        *([job("more-exercises", _WRITE_MORE, 450, "answers", alone=True)] if _MORE else ()),
         *(make(row, 130, "calibrate") for row in healed),
         *map(_heal, healed[:1], _HEAL),
         make(_BY_SCORE, 800, "calibrate"),

@@ -229,6 +229,9 @@ def test_answers_go_to_the_split_of_their_prompt_without_problems(
     written = texts.read_records(tmp_path / "exercises-healing.jsonl.gz")
     of_split = [each for each in more if each["split"] == "healing"]
     assert len(written) == len(of_split) - 2  # each engine's first answer is as HumanEval's
+    said = (tmp_path / "answers.json").read_bytes()
+    answers.write_answers(tmp_path, tmp_path, problems, 0)  # nothing is missing
+    assert (tmp_path / "answers.json").read_bytes() == said
 
 
 def test_an_engine_is_compared_with_the_reference_token_by_token(tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ _GUESS = 256
 _PROMPT = 4096
 # After so many that are left out in a row, the run ends.
 _PATIENCE = 256
-# Of a GPU's free memory: what weights and cache take at most to leave the rest to others, and
-# what vLLM takes if they need more.
-_LITTLE, _MEMORY = 0.5, 0.9
+# The engine takes what weights and cache need, if that is at most half of a GPU's free memory.
+# Else it takes nine tenths, and runs as many sequences at a time as fit.
+_HALF, _MOST = 0.5, 0.9
 
 
 def generate(
@@ -264,6 +264,6 @@ def _engine_arguments(
     memory: dict[str, Any] = {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": 0.01}
     if not on_cpu:
         free, total = torch.cuda.mem_get_info()
-        if 2 * checkpoint.layout.parameters + cache > _LITTLE * free:
-            memory = {"gpu_memory_utilization": _MEMORY * free / total}
+        if 2 * checkpoint.layout.parameters + cache > _HALF * free:
+            memory = {"gpu_memory_utilization": _MOST * free / total}
     return {"max_model_len": length, "max_num_seqs": sequences, **memory}

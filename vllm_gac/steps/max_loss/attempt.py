@@ -69,8 +69,8 @@ class Attempt:
     fp8_keys_loss: float = 0.0
 
     @property
-    def takes(self) -> float:
-        """What of the allowed loss its plan takes, in nats per token."""
+    def spent(self) -> float:
+        """What its plan spends of the loss that it was allowed, in nats per token."""
         return self.expected_loss + self.fp8_keys_loss
 
     @property

@@ -96,7 +96,7 @@ def next_expected(max_loss: float, tries: Sequence[Attempt]) -> float | None:
 
     The measured loss is nearly in proportion to the expected one. Where that leads out of what
     measurements allow, the middle of these is taken. A plan is the best one for every allowed loss
-    down to what it takes itself, so that one that lost too much is not planned for again.
+    down to what it spends itself, so that one that lost too much is not planned for again.
 
     Args:
         max_loss: The asked loss, in nats per token.
@@ -105,14 +105,14 @@ def next_expected(max_loss: float, tries: Sequence[Attempt]) -> float | None:
     if not tries:
         return max_loss
     within = [attempt for attempt in tries if math.log(attempt.high) <= max_loss]
-    over = [attempt.takes for attempt in tries if math.log(attempt.high) > max_loss]
+    over = [attempt.spent for attempt in tries if math.log(attempt.high) > max_loss]
     if len(tries) == MAX_TRIES or any(
         math.log(attempt.high) >= _NEAR * max_loss for attempt in within
     ):
         return None
     last = tries[-1]
     lost = max(math.log(last.high), max_loss * _AIM / _MAX_STEP)
-    began = last.planned_for if last in within else last.takes
+    began = last.planned_for if last in within else last.spent
     expected = began * max(max_loss * _AIM / lost, 1 / _MAX_STEP)
     highest_within, lowest_over = (
         max((o.planned_for for o in within), default=0.0),
