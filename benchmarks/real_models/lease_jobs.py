@@ -223,7 +223,7 @@ def main() -> None:
         *before_all(),
         *([job("more-exercises", _WRITE_MORE, 450, "answers", alone=True)] if _MORE else ()),
         *(make(row, 130, "calibrate") for row in healed),
-        *map(_heal, healed[:1], _HEAL),
+        *map(_heal, healed, _HEAL),
         make(_BY_SCORE, 800, "calibrate"),
         *(_served(row, 120) for row in healed),
         *(_texts(row, 80) for row in healed),
@@ -238,8 +238,6 @@ def main() -> None:
         *(make(row, 130, "calibrate") for row in others),
         *(_texts(row, 80) for row in others),
         *(_served(row, 120) for row in others),
-        # The others wait for a GPU that nothing else needs.
-        *map(_heal, healed[1:], _HEAL[1:]),
         job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model"),
         *(
             job(f"small-{n}", f'{_SMALL_MEASURE} "{row}" "{row}{HEALED}"', 100, "small-answers")
