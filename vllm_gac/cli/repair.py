@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume,
         progress=options.shows_progress(args),
     )
-    report = repair_report(done.before, done.after, gpu)
+    report = repair_report(done.before, done.after, gpu, request.tensor_parallel_size)
     if args.json:
         print_json({"out": str(args.out), "strategy": request.strategy, **asdict(report)})
     else:

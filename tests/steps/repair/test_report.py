@@ -28,3 +28,11 @@ def test_misaligned_dims_take_longer_than_what_they_are_padded_to() -> None:
     report = repair_report(model, padded_layout(model, "minimal"), "h200")
     assert report.microseconds is not None
     assert report.microseconds.after < report.microseconds.before
+
+
+def test_times_are_of_one_gpu_of_those_that_share_a_layer() -> None:
+    model = dense(128, width=12185)
+    of_two, of_one = (repair_report(model, model, "h200", gpus).microseconds for gpus in (2, 1))
+    assert of_two is not None
+    assert of_one is not None
+    assert of_two.before < of_one.before

@@ -48,15 +48,20 @@ class RepairReport:
     changes: list[Change]
 
 
-def repair_report(before: ModelLayout, after: ModelLayout, gpu: str | None = None) -> RepairReport:
+def repair_report(
+    before: ModelLayout,
+    after: ModelLayout,
+    gpu: str | None = None,
+    tensor_parallel_size: int = 1,
+) -> RepairReport:
     """Report what padding the layout `before` to the layout `after` costs and gains.
 
-    Times are predicted by the profile of `gpu`, for the steps of a `BatchMix`. Raises ProfileError
-    if there is no such profile.
+    Times are of the part of each of `tensor_parallel_size` GPUs, predicted by the profile of `gpu`
+    for the steps of a `BatchMix`. Raises ProfileError if there is no such profile.
     """
     time = None
     if gpu is not None and not before.experts:
-        there = Deployment(read_profile(gpu), BatchMix())
+        there = Deployment(read_profile(gpu), BatchMix(), tensor_parallel_size=tensor_parallel_size)
         time = _size(*(there.nanoseconds(of, of.layers) / 1000 for of in (before, after)))
     pairs = Counter(
         (role, dim, other)
