@@ -105,10 +105,15 @@ _SMALL_ROWS = (
 
 def make(row: str, expected: float, *needs: str, how: str = "") -> dict[str, Any]:
     """Makes the model of a row."""
-    name = directory_name(row)
     # What is measured of a model that could not be made would make it again.
-    command = f'{_MEASURE_ROWS} "{row}" --max-tokens 0 --precisions {how} && [ -e $WORK/{name} ]'
-    return job(f"make-{name}", command, expected, *needs)
+    there = f"[ -e $WORK/{directory_name(row)} ]"
+    command = f'{_MEASURE_ROWS} "{row}" --max-tokens 0 --precisions {how} && {there}'
+    return job(_made(row), command, expected, *needs)
+
+
+def _made(row: str) -> str:
+    """The job that makes its model."""
+    return f"make-{directory_name(row)}"
 
 
 def before_all() -> list[dict[str, Any]]:
@@ -160,8 +165,7 @@ def _heal(row: str, seconds_and_rate: str) -> dict[str, Any]:
     """Alone: beside four other jobs it trains on 13,000 tokens a second instead of 33,000."""
     seconds, _, rate = seconds_and_rate.partition(":")
     how = f"--heal-seconds {seconds} {f'--heal-rate {rate}' if rate else ''}"
-    made = f"make-{directory_name(row)}"
-    needs = [made, *(["more-exercises"] if _MORE else [])]
+    needs = [_made(row), *(["more-exercises"] if _MORE else [])]
     return make(f"{row}{HEALED}", float(seconds), *needs, how=how) | {"alone": True}
 
 
@@ -196,8 +200,7 @@ def _texts(row: str, expected: float) -> dict[str, Any]:
 
 
 def _of(row: str, what: str, command: str, expected: float) -> dict[str, Any]:
-    name = directory_name(row)
-    return job(f"{what}-{name}", command, expected, f"make-{name}")
+    return job(f"{what}-{directory_name(row)}", command, expected, _made(row))
 
 
 def _speed(name: str, rows: Sequence[str], expected: float) -> dict[str, Any]:
@@ -205,7 +208,7 @@ def _speed(name: str, rows: Sequence[str], expected: float) -> dict[str, Any]:
         row if row in (DENSE, OWN_ATTENTION) else f"{row}=$WORK/{directory_name(row)}"
         for row in rows
     ]
-    made = [f"make-{directory_name(row)}" for row in rows if row not in (DENSE, OWN_ATTENTION)]
+    made = [_made(row) for row in rows if row not in (DENSE, OWN_ATTENTION)]
     command = _SPEED + " ".join(f'"{model}"' for model in models)
     return job(name, command, expected, *made) | {"alone": True}
 
@@ -213,7 +216,7 @@ def _speed(name: str, rows: Sequence[str], expected: float) -> dict[str, Any]:
 def _gpu_tests(row: str) -> list[dict[str, Any]]:
     """Those of TESTS, once a row has been healed: until then other jobs take every place."""
     jobs = [each for name in os.environ.get("TESTS", "").split() for each in gpu_tests(name)]
-    return [each | {"after": [f"make-{directory_name(f'{row}{HEALED}')}"]} for each in jobs]
+    return [each | {"after": [_made(f"{row}{HEALED}")]} for each in jobs]
 
 
 def main() -> None:
