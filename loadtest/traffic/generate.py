@@ -93,8 +93,8 @@ def summary(
     return {
         "requests": len(inputs),
         "gap_cv": _cv(np.diff(times)),
-        "input_length": _summary(inputs),
-        "output_length": _summary(outputs),
+        "input_length": summary_of_lengths(inputs),
+        "output_length": summary_of_lengths(outputs),
         "truncated_fraction": truncated,
         "shared_prefix_fraction": float(shared / inputs.sum()),
     }
@@ -181,7 +181,8 @@ def _attribution(scenario: Scenario) -> str:
     return length_table(scenario.lengths).attribution
 
 
-def _summary(lengths: Lengths) -> dict[str, float]:
+def summary_of_lengths(lengths: Lengths) -> dict[str, float]:
+    """The mean and percentiles of tokens of prompts or answers."""
     p50, p95, p99 = np.percentile(lengths, [50, 95, 99], method="inverted_cdf")
     return {"mean": float(lengths.mean()), "p50": float(p50), "p95": float(p95), "p99": float(p99)}
 

@@ -8,9 +8,11 @@ import numpy as np
 from pydantic import JsonValue, ValidationError
 
 from loadtest.errors import LoadTestError, faults
-from loadtest.traffic.generate import summary
+from loadtest.traffic.generate import summary, summary_of_lengths
 from loadtest.traffic.scenario import Slo
 from loadtest.traffic.schedule import Schedule, ScheduledRequest, read_schedule
+
+_CHARACTERS_PER_TOKEN = 4  # of English and of code, about
 
 
 def recorded_rate(path: Path) -> float:
@@ -70,16 +72,33 @@ def _shared(requests: list[ScheduledRequest], block_tokens: int) -> int:
 def with_prompts(schedule: Schedule, path: Path, seed: int) -> Schedule:
     """The same arrivals and lengths of answers, with the prompts of a file in random order.
 
-    None is sent a second time before all were sent once.
+    None is sent a second time before all were sent once. How many tokens they have is the server's
+    to say: their lengths here are estimates.
     """
     prompts, order = read_prompts(path), np.random.default_rng(seed)
     count = len(schedule.requests)
     rounds = [order.permutation(len(prompts)) for _ in range(-(-count // len(prompts)))]
+    chosen = [prompts[number] for number in np.concatenate(rounds)[:count].tolist()]
+    lengths = np.array([-(-_characters(prompt) // _CHARACTERS_PER_TOKEN) for prompt in chosen])
     requests = tuple(
-        request.model_copy(update={"body": request.body | prompts[number], "hash_ids": ()})
-        for request, number in zip(schedule.requests, np.concatenate(rounds).tolist(), strict=False)
+        request.model_copy(
+            update={"body": request.body | prompt, "hash_ids": (), "input_length": length}
+        )
+        for request, prompt, length in zip(schedule.requests, chosen, lengths.tolist(), strict=True)
     )
-    return dataclasses.replace(schedule, requests=requests)
+    estimate = f"prompts of {path.name}, by {_CHARACTERS_PER_TOKEN} characters a token"
+    about = {
+        "input_length": summary_of_lengths(lengths),
+        "truncated_fraction": 0.0,
+        "shared_prefix_fraction": None,
+        "attribution": f"{estimate}; answers: {schedule.traffic['attribution']}",
+    }
+    return dataclasses.replace(schedule, requests=requests, traffic=schedule.traffic | about)
+
+
+def _characters(body: dict[str, JsonValue]) -> int:
+    """Of a prompt or of messages, with what JSON adds to them."""
+    return len(json.dumps(body.get("prompt", body.get("messages")), ensure_ascii=False))
 
 
 def read_prompts(path: Path) -> list[dict[str, JsonValue]]:

@@ -237,8 +237,13 @@ def test_prompts_of_a_file_are_sent_each_once_before_any_twice(tmp_path: Path) -
     sent = [request.body["prompt"] for request in one.requests]
     assert sorted(map(str, sent[:4])) == sorted(map(str, sent[4:8])) == prompts
     assert sent != [r.body["prompt"] for r in traffic.schedule(8.0, 3.0, 2).requests]
+    # Lengths are estimates of these prompts, not the scenario's.
+    assert {request.input_length for request in one.requests} == {4}
+    assert one.traffic["input_length"]["p99"] == 4
     # What a server has seen in its warm-up would help it later.
-    assert not any(r.body for r in read_schedule(_warmup(comparison, tmp_path)).requests)
+    warmup = read_schedule(_warmup(comparison, tmp_path))
+    assert not any(r.body for r in warmup.requests)
+    assert {r.input_length for r in warmup.requests} == {4}
     chat = text.replace("label: fast,", "label: fast, endpoint: chat,")
     with pytest.raises(LoadTestError, match="/v1/chat"):
         load_comparison(written(tmp_path, chat))
