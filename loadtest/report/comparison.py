@@ -22,7 +22,8 @@ class Comparison:
         speedup: of latencies, by measure and percentile.
         goodput: of requests per second that kept the SLO.
         answered: of the share of requests that did not fail.
-        length: how many tokens an answer of `label` has for each one of the baseline's.
+        length: how many tokens an answer of `label` has for each one of the baseline's; NaN if
+            nobody knows.
         paired: how many repeats had the same schedule. 0: the servers had different ones, and what
             their traffic differs in by chance is in the intervals.
         left_out: how many runs have no partner under the same schedule.
@@ -43,8 +44,8 @@ class Comparison:
 
     @property
     def same_length(self) -> bool:
-        """Whether both servers answered as much: a model that stops early is done early."""
-        return not abs(self.length - 1) > _SAME_LENGTH
+        """Whether both surely answered as much: a model that stops early is done early."""
+        return abs(self.length - 1) <= _SAME_LENGTH
 
 
 def compare(groups: Sequence[PooledRuns], baseline: str) -> list[Comparison]:

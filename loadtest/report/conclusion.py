@@ -39,13 +39,11 @@ def _headline(comparisons: Sequence[Comparison]) -> str:
     speeds = by_name.pop("time per token p50")
     text = f"{first.label} is {_speed(speeds, first.baseline)}"
     if other := [c for c in comparisons if not c.same_length]:
-        lengths = ", ".join(f"{c.length:.2f}x at {c.rate:g}/s" for c in other)
+        lengths = ", ".join(f"{_length(c)} at {c.rate:g}/s" for c in other)
         text = f"answers have another length ({lengths}), compared by time per token alone: {text}"
-    nothing = (
-        "nothing else worse"
-        if any(judged(e) == "worse" for e in speeds.values())
-        else ("nothing worse")
-    )
+    more = " else" * any(judged(e) == "worse" for e in speeds.values())
+    told = not any(math.isnan(e.value) for named in by_name.values() for e in named.values())
+    nothing = f"nothing{more} worse" * told
     for verdict, none in (("better", ""), ("worse", nothing)):
         said = [
             f"{name} {_at_rates(sure)}"
@@ -56,6 +54,10 @@ def _headline(comparisons: Sequence[Comparison]) -> str:
             text += f"; {verdict}: {', '.join(said)}" if said else f"; {none}"
     text += f"; {starts} start{'s' * (starts > 1)}"
     return text if starts >= ENOUGH_STARTS else f"{text}: of no others is this told"
+
+
+def _length(comparison: Comparison) -> str:
+    return "unknown" if math.isnan(comparison.length) else f"{comparison.length:.2f}x"
 
 
 def _speed(speeds: dict[float, Estimate], baseline: str) -> str:
@@ -71,6 +73,8 @@ def _speed(speeds: dict[float, Estimate], baseline: str) -> str:
             said.append(f"{text} at {_rates(sure)}")
     if said:
         return f"{' and '.join(said)} per token than {baseline}"
+    if all(math.isnan(e.value) for e in speeds.values()):
+        return f"not compared with {baseline} in time per token, which nobody knows"
     return f"not told apart from {baseline} in time per token at {_rates(speeds)}"
 
 

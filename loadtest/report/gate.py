@@ -1,5 +1,6 @@
 """What `--fail-on worse` fails on: a server that is surely worse, and all that nobody can tell."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from loadtest.report.comparison import ENOUGH_STARTS, Comparison
@@ -69,11 +70,16 @@ def worse(
 def _faults(
     versus: Comparison, base: PooledRuns, mine: PooledRuns, margin: float | None
 ) -> Iterator[str]:
-    if base.samples["tpot"].values.size and not mine.samples["tpot"].values.size:
-        yield "time per token cannot be told: nobody knows how many tokens its answers have"
+    if math.isnan(versus.length):
+        yield "cannot be told: nobody knows how many tokens answers have"
+    # Answers of one token, or of unknown length, have no time per token.
+    has_tpot = any(group.samples["tpot"].values.size for group in (base, mine))
     for name, by_rate in ratios([versus]).items():
         for e in by_rate.values():
-            if margin is None and judged(e) == "worse":
+            if math.isnan(e.value):
+                if has_tpot or not name.startswith("time per token"):
+                    yield f"{name} cannot be told: a server has none, or both took forever"
+            elif margin is None and judged(e) == "worse":
                 yield f"{name} is {e.value:.2f}x as good"
             elif margin is not None and e.low < 1 / (1 + margin):
                 if name.endswith("p99") and not (e.value < 1 / (1 + margin) and judged(e)):

@@ -111,13 +111,17 @@ def test_a_gate_takes_a_verdict_of_one_start_if_asked(
     assert gate([*dense, *slow], "--these-starts")[0] == 1
 
 
-def shortened(run: Path) -> Path:
-    """The run with answers of a third, as if each had stopped by itself."""
+def shortened(run: Path, tokens: int = 3) -> Path:
+    """The run with answers of so many tokens, as if each had stopped by itself."""
     lines = []
     for line in (run / "records.0.jsonl").read_text().splitlines():
         record = json.loads(line)
-        record["tokens"] = record["tokens"][:3]
-        record |= {"completion_tokens": 3, "finish_reason": "stop", "ended": record["tokens"][-1]}
+        record["tokens"] = record["tokens"][:tokens]
+        record |= {
+            "completion_tokens": tokens,
+            "finish_reason": "stop",
+            "ended": record["tokens"][-1],
+        }
         lines.append(json.dumps(record) + "\n")
     (run / "records.0.jsonl").write_text("".join(lines))
     return run
@@ -130,3 +134,39 @@ def test_shorter_answers_do_not_win(tmp_path: Path) -> None:
     assert said.startswith("imaginary: answers have another length (0.38x at 2/s)")
     assert "gac is 5.0 % slower" in said
     assert "whole answer" not in said
+
+
+@pytest.mark.parametrize("unknown", [("dense", "gac"), ("dense",), ("gac",)])
+def test_answers_of_unknown_length_are_red(
+    unknown: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [*write_starts(tmp_path, 3), *write_starts(tmp_path, 3, "gac", itl=0.016)]
+    for file in (run / "records.0.jsonl" for run in runs if run.name.startswith(unknown)):
+        file.write_text(
+            file.read_text().replace('"completion_tokens":8', '"completion_tokens":null')
+        )
+    for options in ((), ("--margin", "10%")):
+        status, said = gate(runs, *options)
+        assert status == 1
+        assert "how many tokens answers have" in capsys.readouterr().err
+        assert "unknown at 2/s" in said
+        assert "of unknown length" in (tmp_path / "report.html").read_text()
+        assert not re.search("told apart|nothing worse", said)
+        assert "whole answer" not in said
+
+
+@pytest.mark.parametrize("options", [(), ("--margin", "10%")])
+def test_tails_that_both_took_forever_are_red(
+    options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [*write_starts(tmp_path, 3, fail_every=20)]
+    runs += write_starts(tmp_path, 3, "gac", itl=0.016, fail_every=20)
+    assert gate(runs, *options)[0] == 1
+    said = capsys.readouterr().err
+    for name in ("time to first token", "time per token", "whole answer"):
+        assert f"{name} p99 cannot be told" in said
+
+
+def test_answers_of_one_token_have_no_time_per_token_to_tell(tmp_path: Path) -> None:
+    runs = [*write_starts(tmp_path, 3), *write_starts(tmp_path, 3, "gac")]
+    assert gate([shortened(run, 1) for run in runs], "--margin", "10%")[0] == 0
