@@ -212,8 +212,11 @@ def _search(turn: Turn, running: Running, traffic: Traffic, before: Sequence[Pat
         (known,) = capacities(group_runs(mine))
         if known.half_width <= traffic.search.within:
             break
-        low, high, rate = known.rate.low, known.rate.high, known.next_rate
+        low, high, rate = known.rate.low, known.rate.high, min(known.next_rate, traffic.most)
         print(f"  capacity of {turn.server.label}: {low:.3g} to {high:.3g} requests/s", flush=True)
+        if rate < known.next_rate and rate <= known.tested[-1]:
+            print(f"  {traffic.name} has no more than {rate:.4g} requests/s for a step", flush=True)
+            break
         label = f"search-{place + 1}"
         step = _step(traffic, rate, 0.0, f"{turn.number}-{label}", turn.out)
         whole = turn.out / f"{turn.name}-{traffic.name}-{label}.jsonl"

@@ -1,5 +1,6 @@
 """The file of an A/B comparison: which servers, and what traffic at which rates."""
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from loadtest.errors import LoadTestError
 from loadtest.runs.access import request_headers, tls_context
 from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.generate import generate
-from loadtest.traffic.recorded import from_trace, recorded_rate, with_prompts
+from loadtest.traffic.recorded import from_trace, highest_rate, recorded_rate, with_prompts
 from loadtest.traffic.scenario import (
     Seconds,
     Slo,
@@ -111,6 +112,11 @@ class Traffic(Strict):
     def step(self) -> float:
         """Seconds of traffic at one rate."""
         return self.settle + self.duration + self.tail
+
+    @property
+    def most(self) -> float:
+        """The highest rate at which a step has traffic to its end."""
+        return math.inf if self.trace is None else highest_rate(self.trace, self.step)
 
     @property
     def staircases(self) -> int:

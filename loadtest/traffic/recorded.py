@@ -23,6 +23,11 @@ def recorded_rate(path: Path) -> float:
     return (len(trace.requests) - 1) / trace.duration
 
 
+def highest_rate(path: Path, seconds: float) -> float:
+    """The highest rate at which a trace lasts so many seconds."""
+    return (len(read_schedule(path).requests) - 1) / seconds
+
+
 def from_trace(path: Path, rate: float, seconds: float, seed: int, slo: Slo) -> Schedule:
     """The first `seconds` of a trace whose time is stretched to `rate` requests per second.
 

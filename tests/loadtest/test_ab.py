@@ -21,7 +21,8 @@ from loadtest.ab.progress import prediction
 from loadtest.ab.rounds import rounds
 from loadtest.ab.server import Running
 from loadtest.mock_server import Timing
-from loadtest.traffic.schedule import fingerprint, read_schedule
+from loadtest.runs.records import Record, write_records
+from loadtest.traffic.schedule import Schedule, fingerprint, read_schedule, write_schedule
 from tests.loadtest.runs import write_run
 from tests.loadtest.servers import mock, scripted
 from tests.support.local_servers import free_port
@@ -284,6 +285,49 @@ def test_steps_whose_client_did_not_keep_up_are_repeated_once(
     assert again.steps[0].begin == 0
     one, two = read_schedule(whole.schedule), read_schedule(again.schedule)
     assert one.prompts.seed != two.prompts.seed
+
+
+def test_a_search_with_a_trace_stops_where_the_trace_is_too_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        json.dumps({"timestamp": 500 * k, "input_length": 20, "output_length": 8})
+        for k in range(13)
+    ]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    text = TEXT.replace("scenario: calibration, rates: [6]", f"trace: {tmp_path}/mine.jsonl")
+    comparison = load_comparison(written(tmp_path, text.replace("steps: 1", "steps: 9")))
+    (_, traffic) = comparison.traffic
+    tested: list[float] = []
+
+    def climb(*given: Any) -> list[Path]:
+        (step,) = given[2].steps
+        schedule, run = read_schedule(step.schedule), tmp_path / "runs" / step.name
+        tested.append(schedule.traffic["scenario"]["rate"])
+        return [replayed(run, schedule)]
+
+    def replayed(run: Path, schedule: Schedule) -> Path:
+        """A run in which all requests of the schedule were good."""
+        write_run(run)
+        write_schedule(schedule, run / "schedule.jsonl")
+        info = json.loads((run / "run.json").read_text())
+        info["schedule_sha256"] = fingerprint(run / "schedule.jsonl")
+        (run / "run.json").write_text(json.dumps(info))
+        records = [
+            Record(k, r.timestamp / 1000, 20, 8, sent=r.timestamp / 1000, status=200)
+            for k, r in enumerate(schedule.requests)
+        ]
+        for record in records:
+            record.tokens = [record.scheduled + 0.1, record.scheduled + 0.2]
+            record.ended, record.completion_tokens = record.tokens[-1], 8
+        write_records(records, run / "records.0.jsonl")
+        return run
+
+    monkeypatch.setattr(ab, "climb", climb)
+    turn = Turn(comparison, comparison.servers[0], "1", tmp_path)
+    first = replayed(tmp_path / "first", traffic.schedule(5.0, traffic.step, 1))
+    assert len(ab._search(turn, None, traffic, [first])) == 1  # type: ignore[arg-type]
+    assert tested == [6.0]  # 12 requests after the first one, in 2 s
 
 
 @pytest.mark.slow
