@@ -139,7 +139,7 @@ def climb(turn: Turn, running: Running, staircase: Staircase) -> list[Path]:
     }
     split_into_runs(directory, staircase.steps, runs, about)
     for run, (before, after) in zip(runs, pairwise(scraped), strict=True):
-        write_facts(facts(before, after), run)
+        write_facts(facts(before, after) if before else {}, run)
     return runs
 
 
@@ -150,7 +150,10 @@ def _scrape_at(
     scraped: list[Metrics],
     ended: threading.Event,
 ) -> None:
-    """Scrape when each step begins. The client writes into run.json when the first step begins."""
+    """Scrape when each step begins. The client writes into run.json when the first step begins.
+
+    Of a step that began while an earlier scrape took until the client's end, nothing is known.
+    """
     start = None
     give_up = time.monotonic() + 60
     while start is None and time.monotonic() < give_up:
@@ -158,9 +161,8 @@ def _scrape_at(
             start = json.loads((directory / "run.json").read_text(encoding="utf-8"))["start_at"]
         time.sleep(0.1)
     for begin in begins:
-        if ended.wait(max((start or 0.0) + begin - time.time(), 0.0)):
-            return
-        scraped.append(scrape(target))
+        over = ended.wait(max((start or 0.0) + begin - time.time(), 0.0))
+        scraped.append({} if over else scrape(target))
 
 
 def _locust(turn: Turn, running: Running, schedule: Path, directory: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from loadtest.errors import LoadTestError
 
 pytest.importorskip("matplotlib")
 
-from loadtest.ab import ab
+from loadtest.ab import ab, measure
 from loadtest.ab.ab import _at_once, _staircases, _warmup, run_comparison
 from loadtest.ab.comparison_file import Server, load_comparison
 from loadtest.ab.measure import Staircase, Turn, name_of_start
@@ -22,6 +23,8 @@ from loadtest.ab.rounds import rounds
 from loadtest.ab.server import Running
 from loadtest.mock_server import Timing
 from loadtest.runs.records import Record, write_records
+from loadtest.runs.server_metrics import Metrics
+from loadtest.runs.target import Target
 from loadtest.traffic.schedule import Schedule, fingerprint, read_schedule, write_schedule
 from tests.loadtest.runs import write_run
 from tests.loadtest.servers import mock, scripted
@@ -199,6 +202,15 @@ def test_a_start_is_told_by_its_beginning_or_by_the_servers_metrics(tmp_path: Pa
     assert name(there, 1.0) == f"{url} 2"
     # Also one that is measured again later is one start.
     assert name(started, 1.0) == name(started, 1.0) != name(started, 2.0)
+
+
+def test_a_step_that_the_client_ended_before_its_scrape_has_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"start_at": 0}')
+    scraped: list[Metrics] = []
+    ended = threading.Event()
+    ended.set()
+    measure._scrape_at(Target("http://127.0.0.1:9", "m"), tmp_path, [0.0, 5.0], scraped, ended)
+    assert scraped == [{}, {}]
 
 
 def test_a_trace_is_replayed_by_all_servers_at_its_rate_and_at_others(tmp_path: Path) -> None:
