@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     ab.add_argument(
         "--start",
         metavar="NAME",
-        help="names the start of servers that run elsewhere, if their metrics do not tell it",
+        help="names the start of servers that run elsewhere (default: what their metrics tell)",
     )
     ab.add_argument(
         "--side-by-side",

@@ -134,7 +134,7 @@ class Comparison(Strict):
 
     `warmup` seconds of traffic go to each server when it has started, and do not count.
     `side_by_side` lets servers of a repeat run at the same time, each on GPUs of its own.
-    `start` names the start of servers that run elsewhere, where their metrics do not tell it.
+    `start` names the start of servers that run elsewhere; "": their metrics may tell it.
     """
 
     title: str

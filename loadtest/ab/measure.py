@@ -101,13 +101,15 @@ def up(turn: Turn, warmup: Path) -> Iterator[Running]:
 def name_of_start(turn: Turn, running: Running) -> str:
     """What the runs of one start of the server have in common.
 
-    A server that runs elsewhere is started anew if its metrics say so, or else the file does.
+    Of a server that runs elsewhere somebody says it, or else its metrics do. A balancer's are of
+    any replica.
     """
     server = turn.server
     if server.url is None:
         return f"{turn.out.resolve().name}/{server.label} since {running.since:.0f}"
-    since = scrape(turn.target).get("process_start_time_seconds")
-    name = turn.comparison.start if since is None else f"since {since:.0f}"
+    name = turn.comparison.start
+    if not name and (since := scrape(turn.target).get("process_start_time_seconds")) is not None:
+        name = f"since {since:.0f}"
     return f"{server.url} {name}".rstrip()
 
 
