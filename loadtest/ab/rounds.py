@@ -4,6 +4,7 @@ import os
 
 from loadtest.ab.comparison_file import Comparison, Server
 from loadtest.errors import LoadTestError
+from loadtest.runs.run import gpus as installed
 
 
 def rounds(comparison: Comparison, shift: int) -> list[list[tuple[Server, str | None]]]:
@@ -34,11 +35,14 @@ def rounds(comparison: Comparison, shift: int) -> list[list[tuple[Server, str | 
         )
     wanted = [0 if server.url else server.gpus for server in servers]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else [f"{number}" for number in range(sum(wanted))]
+    # A CPU has as many as are wanted.
+    numbers = range(len(installed()) or sum(wanted))
+    gpus = visible.split(",") if visible else [f"{number}" for number in numbers]
     if len(gpus) < max(wanted):
+        where = f"CUDA_VISIBLE_DEVICES={visible}" if visible else "nvidia-smi"
         raise LoadTestError(
-            f"CUDA_VISIBLE_DEVICES={visible}: expected {max(wanted)} GPUs, for "
-            f"{servers[wanted.index(max(wanted))].label}; name more"
+            f"{where} names {len(gpus)} GPUs: {servers[wanted.index(max(wanted))].label} has "
+            f"{max(wanted)}; lower its `gpus`"
         )
     together: list[list[tuple[Server, str | None]]] = [[]]
     free = gpus

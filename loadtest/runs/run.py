@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -162,7 +163,7 @@ def _hardware() -> dict[str, str]:
     return {
         "cpu": f"{_cpu_model()}, {os.cpu_count()} logical cores",
         "memory": f"{pages / 2**30:.0f} GiB",
-        "gpu": _gpus(),
+        "gpu": "; ".join(gpus()) or "none",
     }
 
 
@@ -176,10 +177,12 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _gpus() -> str:
+@cache
+def gpus() -> list[str]:
+    """The GPUs of this machine, by nvidia-smi; none where it is not there."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return "none"
-    return "; ".join(answer.stdout.strip().splitlines()) or "none"
+        return []
+    return answer.stdout.strip().splitlines()
