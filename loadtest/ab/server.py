@@ -6,7 +6,6 @@ import ssl
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,12 +34,12 @@ class Running:
         Raises LoadTestError with the end of the log if that takes longer than `patience` seconds or
         if the server exits.
         """
-        give_up = time.monotonic() + self.patience
+        give_up, target = time.monotonic() + self.patience, Target(self.base_url, "")
         while time.monotonic() < give_up:
             self.check()
-            url = f"{self.base_url}/health"
-            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
-                return
+            with contextlib.suppress(OSError):
+                if get(target, "/health", 5.0, 1)[0] == 200:
+                    return
             time.sleep(0.25)
         raise LoadTestError(
             f"the server did not get healthy in {self.patience:g} s; {end_of(self.log)}"

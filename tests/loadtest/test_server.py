@@ -16,7 +16,13 @@ from tests.support.waiting import PATIENCE, wait_until, wait_until_gone
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_server_listens_inside_the_block_and_not_after_an_error(tmp_path: Path) -> None:
+def test_a_server_listens_inside_the_block_and_not_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A proxy is not asked about it.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
     port = free_port()
     command = [sys.executable, "-m", "loadtest", "mock", "--port", str(port)]
     environment = {"PYTHONPATH": str(ROOT)}
