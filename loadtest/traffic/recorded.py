@@ -113,8 +113,11 @@ def read_prompts(path: Path) -> list[dict[str, JsonValue]]:
     """
     bodies = []
     try:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            if line.strip():
+        # Iterated, because str.splitlines() also splits at what a prompt may hold, such as U+2028.
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
                 where, body = f"{path}:{number}", json.loads(line)
                 if not isinstance(body, dict) or not {"prompt", "messages"} & body.keys():
                     raise LoadTestError(f"{where}: expected an object with a prompt or messages")

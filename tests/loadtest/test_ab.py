@@ -122,6 +122,7 @@ def test_a_prediction_counts_every_turn(tmp_path: Path) -> None:
 
 def test_servers_side_by_side_change_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("loadtest.ab.rounds.installed", list)
     text = TEXT.replace("label: slow,", "label: slow, gpus: 2,")
     text = f"side_by_side: true\n{text}" + REMOTE.format("url: 'http://h'")
     comparison = load_comparison(written(tmp_path, text))
@@ -140,7 +141,14 @@ def test_servers_side_by_side_change_gpus(tmp_path: Path, monkeypatch: pytest.Mo
     assert gpus(1) == [{"fast": "3", "there": None}, {"slow": "3,5"}]
     assert "2 min" in prediction(comparison)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    with pytest.raises(LoadTestError, match=r"CUDA_VISIBLE_DEVICES=3: .*slow"):
+    with pytest.raises(LoadTestError, match=r"CUDA_VISIBLE_DEVICES=3 .*slow"):
+        gpus(0)
+    # Where nothing is named, those count that the machine has.
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr("loadtest.ab.rounds.installed", lambda: ["an H200", "an H200"])
+    assert gpus(0) == [{"slow": "0,1"}, {"fast": "0", "there": None}]
+    monkeypatch.setattr("loadtest.ab.rounds.installed", lambda: ["an H200"])
+    with pytest.raises(LoadTestError, match="slow"):
         gpus(0)
     own = text.replace("label: fast,", "label: fast, environment: {{CUDA_VISIBLE_DEVICES: '1'}},")
     comparison = load_comparison(written(tmp_path, own))
@@ -244,9 +252,10 @@ def test_a_trace_is_replayed_by_all_servers_at_its_rate_and_at_others(tmp_path: 
 
 
 def test_prompts_of_a_file_are_sent_each_once_before_any_twice(tmp_path: Path) -> None:
-    prompts = [f"Tell me of {k}." for k in range(4)]
+    prompts = [f"Tell me\u2028of {k}." for k in range(4)]
     file = tmp_path / "mine.jsonl"
-    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) + "\n" for text in prompts]
+    file.write_text("".join(lines), encoding="utf-8")
     text = TEXT.replace("scenario: smoke,", f"scenario: smoke, prompts: {file},")
     comparison = load_comparison(written(tmp_path, text))
     traffic, without = comparison.traffic[0], load_comparison(written(tmp_path)).traffic[0]
