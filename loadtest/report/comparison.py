@@ -127,7 +127,10 @@ def _units(
         )
         return one, two
     one, two = (np.full(group.blocks, -1) for group in (base, other))
-    fewer = 0 if len(set(base.starts_of_runs)) <= len(set(other.starts_of_runs)) else 1
+    one_starts, other_starts = (
+        {group.start_of(pair[side]) for pair in pairs} for side, group in enumerate((base, other))
+    )
+    fewer = int(len(one_starts) > len(other_starts))
     names: dict[object, int] = {}
     for pair in pairs:
         mine, theirs = base.run_blocks[pair[0]], other.run_blocks[pair[1]]

@@ -70,6 +70,20 @@ def test_an_invalid_run_takes_its_partner_out_and_no_other(tmp_path: Path) -> No
     assert comparison["speedup"] == whole["speedup"]
 
 
+def test_starts_of_runs_without_a_partner_are_no_unit_of_chance(tmp_path: Path) -> None:
+    runs = [*noisy_starts(tmp_path, "dense"), *noisy_starts(tmp_path, "gac", 0.8)]
+    # Two repeats of one start.
+    info = json.loads((tmp_path / "gac-1" / "run.json").read_text()) | {"start": "gac-0"}
+    (tmp_path / "gac-1" / "run.json").write_text(json.dumps(info))
+    gate(runs)
+    (whole,) = json.loads((tmp_path / "report.json").read_text())["comparisons"]
+    lone = [write_run(tmp_path / f"lone-{seed}", "gac", 8.0, seed=seed) for seed in (7, 8)]
+    gate([*runs, *lone])
+    (comparison,) = json.loads((tmp_path / "report.json").read_text())["comparisons"]
+    assert (comparison["paired"], comparison["left_out"], comparison["starts"]) == (3, 2, 2)
+    assert comparison["speedup"] == whole["speedup"]
+
+
 @pytest.mark.parametrize(
     ("times", "margin", "status"),
     [(1.0, "5%", 0), (0.8, "5%", 0), (1.05, "5%", 1), (1.1, "5%", 1), (1.05, "0.12", 0)],
