@@ -1,5 +1,6 @@
 """Layers with different dims: per_layer_config, block_configs, or only tensor shapes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,10 @@ import pytest
 
 from tests.importers.layer_models import Dims, heterogeneous
 from tests.importers.tools import MISTRAL, assert_same_logits, write
+from tests.support import dense_models
+from tests.support.command import result
 from tests.support.dense_models import LLAMA3_ROPE, config
+from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.steps.inspect import inspect
 from vllm_gac.steps.verify import verify
@@ -116,3 +120,28 @@ def test_a_qwen3_lacks_a_tensor_of_a_part_that_it_does_not_skip(name: str, tmp_p
     directory = write(tmp_path, written, model, change=lambda t: t.pop(full))
     (fault,) = verify(directory).faults
     assert f"{full}: missing" in fault
+
+
+def test_keys_of_tools_that_change_nothing_are_not_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers would apply them to the compressed model."""
+    block = {"attention": {"num_key_value_heads": 2}, "ffn": {"intermediate_size": 96}}
+    keys = {
+        "block_configs": [block, block],
+        "per_layer_config": {"0": {"intermediate_size": 96}},
+        "truncation_ranks": {},
+        "auto_map": {},
+    }
+    model = dense_models.write(tmp_path / "model", config(**keys))
+    text, out, again = (tmp_path / name for name in ("text.txt", "out", "again"))
+    dense_models.write_text(text)
+    asked = ("--kv-ratio", 0.5, "--method", "heads", "--max-tokens", 512, "--calibration", text)
+    result(capsys, "compress", model, "--out", out, *asked, "--quiet")
+    result(capsys, "repair", out, "--out", again, "--quiet")
+    for directory in (out, again):
+        written = json.loads((directory / "config.json").read_text())
+        assert not keys.keys() & written.keys()
+        # As a directory that an earlier release wrote.
+        (directory / "config.json").write_text(json.dumps(written | keys))
+        assert open_any_format(directory)[0] == "gac"

@@ -19,7 +19,10 @@ _FORMATS = (svd_llm, asvd, per_layer_config, block_configs)
 def recognize(raw: Mapping[str, Any], names: Iterable[str] = ()) -> Importer | None:
     """The importer for a directory with config.json `raw`; None if no known tool wrote it.
 
-    One format can be told only by the `names` of its tensors.
+    One format can be told only by the `names` of its tensors. A gac model is ours, whatever keys
+    of other tools its dense model had.
     """
+    if raw.get("gac") is not None:
+        return None
     known = frozenset(names)
     return next((module.read for module in _FORMATS if module.wrote(raw, known)), None)

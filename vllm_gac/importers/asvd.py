@@ -30,7 +30,7 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
     """Read the model in `directory`. Raises CheckpointError naming the key that is wrong."""
     where = str(directory / "config.json")
     ranks = validate(_Config, dict(raw), where).truncation_ranks
-    base, dense = dense_of(raw, where, drop=("truncation_ranks",))
+    base, dense = dense_of(raw, where)
     check_linears(ranks, dense, f"{where}: truncation_ranks")
     return import_factorized("asvd", directory, Factorized(base, dense, ranks, _named), tensors)
 

@@ -62,8 +62,7 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
         _dims(block, f"{where}: block_configs.{index}")
         for index, block in enumerate(config.block_configs)
     ]
-    drop = ("block_configs", "base_architecture", "anymodel_arch_info")
-    return import_layers("block-configs", directory, raw, layers, tensors, drop=drop)
+    return import_layers("block-configs", directory, raw, layers, tensors)
 
 
 def _dims(block: _Block, where: str) -> LayerDims:

@@ -49,15 +49,14 @@ def import_layers(
     raw: Mapping[str, Any],
     layers: Sequence[LayerDims],
     tensors: Mapping[str, TensorInfo],
-    *,
-    drop: tuple[str, ...],
 ) -> Imported:
-    """The model of config `raw` with `layers` of these dims, which the keys `drop` describe."""
+    """The model of config `raw` with `layers` of these dims, which a key of `format` describes."""
     where = str(directory / "config.json")
-    base, dense = dense_of(_defaults(raw, layers), where, drop)
+    base, dense = dense_of(_defaults(raw, layers), where)
     if len(layers) != len(dense.layers):
         raise CheckpointError(
-            f"{where}: {drop[0]}: {len(layers)} layers, num_hidden_layers says {len(dense.layers)}"
+            f"{where}: {format.replace('-', '_')}: {len(layers)} layers, num_hidden_layers says "
+            f"{len(dense.layers)}"
         )
     layers_of_model = tuple(
         _layer(dense, i, dims, f"{where}: layer {i}") for i, dims in enumerate(layers)

@@ -33,6 +33,16 @@ Format: TypeAlias = Literal[
     "block-configs",
 ]
 
+# Keys of config.json by which transformers or a tool would build other layers than "gac" says.
+OF_TOOLS = (
+    "auto_map",
+    "per_layer_config",
+    "block_configs",
+    "base_architecture",
+    "anymodel_arch_info",
+    "truncation_ranks",
+)
+
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
@@ -170,10 +180,8 @@ def served_config(base: Mapping[str, Any], layout: ModelLayout, format: Format) 
     }
 
 
-def dense_of(
-    raw: Mapping[str, Any], where: str, drop: tuple[str, ...] = ()
-) -> tuple[dict[str, Any], ModelLayout]:
-    """Config and layout of the model that a tool compressed, without the keys `drop`.
+def dense_of(raw: Mapping[str, Any], where: str) -> tuple[dict[str, Any], ModelLayout]:
+    """Config and layout of the model that a tool compressed, without the keys of tools.
 
     Tools give Llamas and Mistrals model types of their own, such as "asvd_llama". Other families
     are known by their plain model type only. Raises CheckpointError naming `where` and the key that
@@ -194,7 +202,6 @@ def dense_of(
             f"{where}: a {family.name} that another tool compressed, which is not read; experts "
             "are served as vllm-gac's own compression leaves them"
         )
-    dropped = ("auto_map", "gac", *drop)
-    base = {key: value for key, value in raw.items() if key not in dropped}
+    base = {key: value for key, value in raw.items() if key not in ("gac", *OF_TOOLS)}
     base |= {"model_type": model_type, "architectures": []}
     return base, layout_of(base, where)

@@ -62,11 +62,4 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
             has_attention="attention" not in layer.skip,
             has_mlp="mlp" not in layer.skip,
         )
-    return import_layers(
-        "per-layer-config",
-        directory,
-        raw,
-        list(dims.values()),
-        tensors,
-        drop=("per_layer_config", "block_configs", "base_architecture", "anymodel_arch_info"),
-    )
+    return import_layers("per-layer-config", directory, raw, list(dims.values()), tensors)

@@ -11,6 +11,7 @@ from vllm_gac.checkpoint.locate import auxiliary_files, tokenized_by_mistral
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.untrusted_files import read_json
 from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.imported import OF_TOOLS
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.texts.tokenizer import has_template, keep_tokens
@@ -61,8 +62,8 @@ def write_config_and_tokenizer(
     recorded = earlier | base_model(source).recorded()
     if "heal" in done:
         recorded.pop("measured", None)  # of the model before
-    kept = {key: value for key, value in source.raw_config.items() if key != "auto_map"}
-    config = kept | {
+    config = {
+        **source.raw_config,
         "architectures": [ARCHITECTURE],
         "hidden_size": layout.hidden_size,
         "vocab_size": layout.vocab_size,
@@ -95,6 +96,8 @@ def write_files(source: Path, directory: Path, config: Mapping[str, Any], card: 
                 **config,
                 "gac": gac | {"source": gac.get("source", {}) | {"tokenizer_mode": "mistral"}},
             }
+    if "gac" in config:
+        config = {key: value for key, value in config.items() if key not in OF_TOOLS}
     write_json(directory / "config.json", config)
     write_text(directory / "README.md", card)
     keep_tokens(source, directory)

@@ -20,6 +20,7 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.quantized.formats import KEYS
 from vllm_gac.checkpoint.writer import fingerprint
 from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.imported import OF_TOOLS
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.layout.families import FAMILIES
@@ -28,7 +29,7 @@ from vllm_gac.steps.model_run import Output, refuse_broken
 from vllm_gac.steps.rewritten import refuse_mixed, write_files
 
 # What config.json no longer says.
-_DROPPED = ("gac", "auto_map", "per_layer_config", "block_configs", "torch_dtype", *KEYS)
+_DROPPED = ("gac", "torch_dtype", *OF_TOOLS, *KEYS)
 
 
 def export(
