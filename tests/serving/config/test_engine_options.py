@@ -286,6 +286,34 @@ def test_options_that_were_not_tried_with_experts_are_refused(
     engine_options.check_experts(requested(**changes), layout_of(config()))  # without experts
 
 
+# ---- LoRA ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("targets", "is_refused"),
+    [
+        (["q_proj"], True),
+        (["A", "B", "qkv_proj"], True),
+        (["model.layers.1.self_attn.q_proj"], True),
+        (["A", "B", "o_proj", "gate_up_proj", "model.layers.0.self_attn.q_proj"], False),
+        (None, False),
+    ],
+)
+def test_targets_of_adapters_that_are_low_rank_are_refused(
+    targets: list[str] | None, is_refused: bool
+) -> None:
+    layout, options = layout_of(config()), requested(lora=SimpleNamespace(target_modules=targets))
+    low_rank = replace(layout.layers[1], ranks={"self_attn.q_proj": 8})
+    layout = replace(layout, layers=(layout.layers[0], low_rank))
+    engine_options.check_lora_targets(requested(), layout)
+    if not is_refused:
+        engine_options.check_lora_targets(options, layout)
+        return
+    with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.q_proj") as error:
+        engine_options.check_lora_targets(options, layout)
+    assert "--lora-target-modules" in str(error.value)
+
+
 # ---- roles -----------------------------------------------------------------------------------
 
 

@@ -38,6 +38,9 @@ _WITHOUT_ATTENTION = (
     "ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "custom_class",
     "extract_hidden_states",
 )  # fmt: skip
+# What vLLM may fuse a linear into; --lora-target-modules takes either name.
+_FUSED = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj")
+_FUSED |= dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj")
 
 
 def check_role(model_config: "ModelConfig") -> None:
@@ -239,6 +242,24 @@ def check_experts(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
                 f"{option}: not tried with experts beside compressed attention; leave it out, or "
                 "serve the dense model"
             )
+
+
+def check_lora_targets(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
+    """Raise CheckpointError if `--lora-target-modules` names a linear that is low rank.
+
+    Only its factors are linear layers to vLLM, which would fail with the model loaded.
+    """
+    lora = vllm_config.lora_config
+    targets = set((lora and lora.target_modules) or ())
+    for index, layer in enumerate(layout.layers):
+        for linear in layer.ranks:
+            name, leaf = f"model.layers.{index}.{linear}", linear.rpartition(".")[2]
+            for target in targets & {name, leaf, _FUSED.get(leaf)}:
+                raise CheckpointError(
+                    f"--lora-target-modules: names {target}, but {name} is stored as two factors, "
+                    "which vLLM adapts one by one; leave the option out to adapt every linear, or "
+                    "name A and B, the factors, and linears that are low rank in no layer"
+                )
 
 
 def _gpu_capability() -> tuple[int, int]:

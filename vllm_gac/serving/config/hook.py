@@ -13,6 +13,7 @@ from vllm_gac.serving.config.engine_options import (
     check_decode_kernel,
     check_engine_options,
     check_experts,
+    check_lora_targets,
     check_role,
 )
 from vllm_gac.serving.config.kv_transfer import check_kv_transfer
@@ -61,6 +62,7 @@ class GacConfigHook:
         resolve_cache_dtype(vllm_config)
         config = GacConfig.of(model_config.hf_config)
         check_experts(vllm_config, config.stored)
+        check_lora_targets(vllm_config, config.stored)
         _preflight(Path(model_config.model), config, load_config)
         align_config(vllm_config)
         shard_config(vllm_config)

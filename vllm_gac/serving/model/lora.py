@@ -70,7 +70,8 @@ def _check_all_adapted(model: nn.Module) -> None:
             raise CheckpointError(
                 f"--enable-lora: vLLM cannot adapt {name}, a {type(module).__name__}, with these "
                 "options, and would ignore its part of every adapter; leave --fully-sharded-loras "
-                "out, or name what adapters may adapt by --lora-target-modules"
+                "out, or name what adapters may adapt by --lora-target-modules (of low-rank "
+                "linears the factors, A and B)"
             )
 
 
