@@ -178,6 +178,11 @@ def load_comparison(path: Path, **overrides: object) -> Comparison:
         raise LoadTestError(f"{path}: labels must differ, and one must be the baseline's")
     for server in comparison.servers:
         _check_server(path, server)
+    if comparison.start and not any(server.url for server in comparison.servers):
+        raise LoadTestError(
+            f"{path}: start {comparison.start!r} is of servers that run elsewhere, and none does; "
+            "leave it out"
+        )
     try:
         traffics = [_checked(traffic, comparison.servers) for traffic in comparison.traffic]
     except LoadTestError as error:

@@ -82,6 +82,7 @@ WRONG = [
     (SMOKE, "prompts: /no, scenario: smoke", "/no: "),
     ("rates: [6], ", "", "rates of calibration"),
     ("scenario: calibration", SMOKE, "same name"),
+    ("repeats: 2", "start: again", "start 'again'"),
 ]
 # What is wrong with a server that runs elsewhere.
 WRONG_REMOTE = [
