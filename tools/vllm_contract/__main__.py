@@ -73,7 +73,8 @@ def type_faults(ours: Path, release: Release) -> Counter[str]:
         command = [sys.executable, "-m", "mypy", "--config-file", str(config), "--no-pretty"]
         command += ["--no-incremental", str(ours)]
         run = subprocess.run(command, cwd=ours.parent, capture_output=True, text=True, check=False)
-    if run.returncode not in (0, 1):
+    # Python exits with 1, too, where it has no mypy.
+    if run.returncode not in (0, 1) or not re.search(r"^(Success|Found)\b", run.stdout, re.M):
         raise SystemExit(f"mypy: {run.stdout}{run.stderr}")
     lines = re.findall(r"^(.+?\.py):\d+: error: (.+)$", run.stdout, re.M)
     return Counter(f"{file}: {fault}" for file, fault in lines)
