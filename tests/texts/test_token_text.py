@@ -200,6 +200,28 @@ def test_no_window_has_tokens_of_both_sides(model: Path) -> None:
             assert len(fit.unique()) == len(held.unique()) == 1
 
 
+@pytest.mark.parametrize(("tokens", "windows"), [(50, 1), (100, 2), (1000, 20)])
+def test_no_window_of_a_single_document_is_on_both_sides(
+    model: Path, tokens: int, windows: int
+) -> None:
+    text = "".join(f"{number:04}" for number in range(500))
+    fit, held = split_sequences(
+        ModelTokenizer(model),
+        [lines(model / "one.jsonl", text)],
+        length=50,
+        fit_tokens=tokens,
+        held_tokens=50,
+    )
+    assert (len(fit), len(held)) == (windows, 1)
+    assert not {*map(str, fit.tolist())} & {*map(str, held.tolist())}
+
+
+def test_text_of_one_window_cannot_be_split(model: Path) -> None:
+    path = lines(model / "short.jsonl", "a" * 30, "b" * 30)
+    with pytest.raises(CheckpointError, match=r"short\.jsonl"):
+        split_sequences(ModelTokenizer(model), [path], length=50, fit_tokens=50, held_tokens=50)
+
+
 def test_windows_are_spread_over_the_documents(model: Path) -> None:
     documents = [Document(letter, letter * 90, True) for letter in "abcd"]
     packed = pack_documents(ModelTokenizer(model), documents, length=10, max_tokens=40)

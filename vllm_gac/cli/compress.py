@@ -143,7 +143,7 @@ def _print(args: argparse.Namespace, done: "Compressed") -> None:
         if not measured.scores:
             print("             This promises nothing for tasks; --score COMMAND measures one.")
     if done.measured:
-        print(f"\nMeasured on documents that were set aside: {done.measured}")
+        print(f"\nMeasured on text that was set aside: {done.measured}")
     print(f"\n{serve_hint(args.out)}")
     # A model is evaluated on other text than it was calibrated on.
     text = quoted(held_out_text(args.model) or Path("HELD_OUT.txt"))

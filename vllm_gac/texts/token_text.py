@@ -44,8 +44,8 @@ def split_sequences(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids [count, length] to fit on, and [count, length] to measure on.
 
-    No document is on both sides, unless one side would not fill a window. Each side has at most so
-    many tokens, and at least one window.
+    No document is on both sides, unless one side would not fill a window; no window ever is. Each
+    side has at most so many tokens, and at least one window.
 
     Args:
         tokenizer: The model's.
@@ -67,9 +67,15 @@ def split_sequences(
             pack_documents(tokenizer, held, length=length, max_tokens=held_tokens),
         )
     except CheckpointError:  # one document, or short ones
-        every = pack_documents(tokenizer, documents, length=length, max_tokens=fit_tokens)
-        count = max(1, len(every) // _HELD_SHARE)
-        return every[: max(1, len(every) - count)], every[-count:]
+        most = max(fit_tokens + held_tokens, 2 * length)
+        every = pack_documents(tokenizer, documents, length=length, max_tokens=most)
+        if len(every) < 2:
+            raise CheckpointError(
+                f"{_names(texts)}: no more than {2 * length - 1:,} tokens; two sequences of "
+                f"{length:,} are needed, one to fit on and one to measure on: give more text"
+            ) from None
+        count = min(max(1, len(every) // _HELD_SHARE), max(1, held_tokens // length))
+        return every[:-count][: max(1, fit_tokens // length)], every[-count:]
 
 
 def read_documents(
