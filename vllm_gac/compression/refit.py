@@ -47,6 +47,8 @@ _MIN_TOKENS, _FOR_EACH_CHANNEL = 1 << 15, 4
 _RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 # One of so many sequences is not fitted on.
 _HELD_OUT = 8
+# With fewer sequences none is held out, and nothing is refitted.
+FEWEST = _HELD_OUT
 # What a fit must gain on them, as a share of the squared error.
 _MIN_GAIN = 1e-3
 
@@ -138,7 +140,7 @@ class Refitting:
 def _some(tokens: torch.Tensor, width: int) -> torch.Tensor:
     """Sequences that are spread evenly over the text."""
     wanted = max(_MIN_TOKENS, _FOR_EACH_CHANNEL * width) // tokens.shape[1]
-    count = min(len(tokens), max(1, wanted))
+    count = min(len(tokens), max(FEWEST, wanted))
     return tokens[evenly_spread(count, len(tokens))].long()
 
 
