@@ -142,6 +142,23 @@ def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_
     assert one == three
 
 
+@pytest.mark.parametrize("sequences", [7, 8])
+def test_too_few_sequences_to_refit_on_are_told(
+    model: Path, text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, sequences: int
+) -> None:
+    stats, few = tmp_path / "stats", replace(FEW, max_tokens=128 * sequences, sequence_length=128)
+    calibrate(model, [text], stats, few, progress=False)
+    compress(model, tmp_path / "out", stats=stats, progress=False, **RATIOS)
+    source = open_checkpoint(tmp_path / "out").raw_config["gac"]["source"]
+    assert source["refitted"] == (sequences == 8)
+    assert ("refit" in caplog.text) == (sequences == 7)
+
+
+def test_tokens_of_given_statistics_cannot_be_asked_for(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"--max-tokens.*--stats"):
+        compress(model, tmp_path / "out", stats=tmp_path / "stats", **RATIOS, **SMALL)
+
+
 def test_the_model_is_measured_on_held_out_tokens(
     model: Path, text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -202,8 +219,13 @@ def test_a_compressed_model_and_what_is_of_another_model_are_refused(
     for source, given, error, named in (
         (once, RATIOS, CheckpointError, once),
         (model, {"plan": once / "plan.json"}, PlanError, "plan.json"),
-        (model, RATIOS | {"stats": stats, "calibration": ()}, CheckpointError, stats),
+        (
+            model,
+            RATIOS | {"stats": stats, "calibration": (), "request": None},
+            CheckpointError,
+            stats,
+        ),
     ):
         with pytest.raises(error, match=str(named)):
-            compress(source, tmp_path / "out", **{"calibration": [text]} | given, **SMALL)
+            compress(source, tmp_path / "out", **{"calibration": [text]} | SMALL | given)
         assert not list(tmp_path.glob("out*"))

@@ -19,6 +19,7 @@ from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.measured import HELD
 from vllm_gac.compression.reference_model import batches
 from vllm_gac.compression.statistics_file import Statistics, open_statistics
+from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.options import record_of
 from vllm_gac.planning.plan_file import Plan, planned_layout, read_plan
@@ -130,6 +131,8 @@ def compress(
     """
     requested = Path(plan) if isinstance(plan, str) else plan or PlanRequest()
     request, stats = request or CompressRequest(), None if stats is None else Path(stats)
+    if stats is not None and request.max_tokens is not None:
+        raise CheckpointError("--max-tokens has no effect with --stats; 'calibrate' takes it")
     device = prepare_device(device)
     directory = model_directory(model, revision)
     files = [directory, *given_files([*calibration, *held_out])]
@@ -245,7 +248,7 @@ def _measure(directory: Path, stats: Statistics | None, device: str, progress: b
     config["gac"]["source"]["measured"] = measurement.model_dump(mode="json")
     write_json(directory / "config.json", config)
     card = (directory / "README.md").read_text().partition(_SECTION)[0]
-    said = f"On documents that were set aside of the calibration text: {measurement}."
+    said = f"On text that was set aside from the calibration: {measurement}."
     write_text(directory / "README.md", f"{card}{_SECTION}\n{said}\n")
 
 
