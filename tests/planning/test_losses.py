@@ -126,6 +126,11 @@ def test_a_plan_needs_what_was_calibrated_for(
     write_statistics(checkpoint, [text], tmp_path / "single", kept, 1024, 128, "cpu", False)
     plan = measured_plan(open_statistics(tmp_path / "single", checkpoint), request)
     assert {layer.value.heads for layer in plan.layers} == {2}
+    for group in ("value_group", "key_group"):
+        with pytest.raises(PlanError, match=r"single.*--value-group.*--key-group"):
+            measured_plan(
+                open_statistics(tmp_path / "single", checkpoint), replace(request, **{group: 2})
+            )
 
 
 def test_a_plan_that_leaves_keys_whole_says_what_rounding_them_loses(

@@ -99,6 +99,11 @@ def measured_plan(
     model, measured = stats.model, stats.measured
     stats.check_methods(request.methods)
     if measured.value_group == 1:  # the statistics hold nothing about merged heads
+        if max(request.value_group or 1, request.key_group or 1) > 1:
+            raise PlanError(
+                f"{stats.path}: no heads of this model can be merged by what was measured; leave "
+                "out --value-group and --key-group"
+            )
         request = replace(request, value_group=1, key_group=1)
     losses = read_losses(stats)
     known = (
