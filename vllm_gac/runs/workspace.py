@@ -4,7 +4,7 @@ OUT.partial/run.json   which command works here, with which inputs and options; 
 OUT.partial/lock       held while a process works here
 OUT.partial/model/     becomes OUT by one rename
 OUT.partial/*.safetensors  what calibration has measured, or the state of a healing
-OUT.partial/rows.json*  what generate has written, and what it cost
+OUT.partial/rows.*      what generate has written, and what it cost
 
 Only a directory with the run.json of a run is ever written to or removed. Anything else under that
 name belongs to somebody else: it is left alone, and the run is refused.
@@ -40,7 +40,7 @@ _TRIED = ("try-*", "tries.json", "dense_score.json")
 # The state of a healing (healing/state_file.py).
 HEALING = "healing.safetensors"
 # What was written so far (steps/generate/rows.py).
-_ROWS = ("rows.jsonl", "rows.json")
+_ROWS = ("rows.jsonl", "rows.json", "rows.seen")
 _TEMPORARIES = (f"{TEMPORARY}*",)  # of writers that were killed
 _EMPTY = (_LOCK, *_TEMPORARIES)
 _WORK = (_MODEL, *_MEASURED, *_TRIED, HEALING, *_ROWS, *_EMPTY)

@@ -16,7 +16,7 @@ from vllm_gac.errors import CheckpointError, DiskError
 from vllm_gac.steps.generate import generate as step
 from vllm_gac.steps.generate.generate import generate
 from vllm_gac.steps.generate.request import GenerateRequest
-from vllm_gac.steps.generate.rows import Written
+from vllm_gac.steps.generate.rows import Rows, Written
 from vllm_gac.texts.tokenizer import ModelTokenizer
 
 
@@ -135,6 +135,17 @@ def test_a_resumed_run_has_another_seed(tmp_path: Path, engine: Engine) -> None:
     assert [row["messages"][0]["content"] for row in got] == [f"prompt {i}" for i in range(300)]
     assert engine.seeds == [0, 128]
     assert (done.rows, done.asked, done.tokens) == (300, 300, 1500)
+
+
+def test_a_resumed_run_knows_what_was_answered_before(tmp_path: Path) -> None:
+    rows, parts = Rows(tmp_path), [{"type": "text", "text": "of OpenAI's kind"}]
+    assert rows.is_new("An answer.")
+    rows.add([{"messages": [{"role": "user", "content": parts}]}])
+    rows.is_new("of a round that was not finished")
+    again = Rows(tmp_path)
+    assert not again.is_new("an answer")
+    assert again.is_new("of a round that was not finished")
+    assert again.written.seen == 1
 
 
 def test_too_few_generated_tokens_are_logged(

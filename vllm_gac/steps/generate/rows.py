@@ -14,6 +14,7 @@ from vllm_gac.checkpoint.untrusted_files import read_json
 
 # Two texts whose first words are the same, so many, are one.
 _FIRST_WORDS = 32
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 @dataclass(slots=True)
@@ -27,6 +28,7 @@ class Written:
         sampled: Tokens that the model wrote, with those that were left out.
         seconds: From the start of the engine.
         left_out: How many were left out, by the reason.
+        seen: Answers that differ.
         size: Bytes of the rows.
     """
 
@@ -36,6 +38,7 @@ class Written:
     sampled: int = 0
     seconds: float = 0.0
     left_out: dict[str, int] = field(default_factory=dict)
+    seen: int = 0
     size: int = 0
 
 
@@ -47,38 +50,47 @@ class Rows:
     """
 
     def __init__(self, work: Path) -> None:
-        self.path, self._state, self._seen = work / "rows.jsonl", work / "rows.json", set[bytes]()
+        self.path, self._state, self._known = (
+            work / name for name in ("rows.jsonl", "rows.json", "rows.seen")
+        )
         self.written = Written(**read_json(self._state)) if self._state.exists() else Written()
+        self._seen, self._new = set[bytes](), list[bytes]()
         if self.path.exists():
             os.truncate(self.path, self.written.size)
-            with self.path.open(encoding="utf-8") as file:
-                for line in file:
-                    self._seen |= set(map(_digest, _texts(json.loads(line))))
+        if self._known.exists():
+            os.truncate(self._known, _DIGEST_BYTES * self.written.seen)
+            known = self._known.read_bytes()
+            self._seen = {
+                known[at : at + _DIGEST_BYTES] for at in range(0, len(known), _DIGEST_BYTES)
+            }
 
     def is_new(self, text: str) -> bool:
         """Whether no text so far is the same, or begins so; from now on, this one is known."""
         digest = _digest(text)
-        new = digest not in self._seen
+        if digest in self._seen:
+            return False
         self._seen.add(digest)
-        return new
+        self._new.append(digest)
+        return True
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows to the disk, and what `written` says by now, but for their bytes."""
-        if rows:
-            with self.path.open("ab") as file:
-                for row in rows:
-                    file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
-                file.flush()
-                os.fsync(file.fileno())
-                self.written.size = file.tell()
+        lines = [(json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows]
+        if lines:
+            self.written.size = _append(self.path, lines)
+        if self._new:
+            self.written.seen = _append(self._known, self._new) // _DIGEST_BYTES
+            self._new = []
         write_json(self._state, asdict(self.written))
 
 
-def _texts(row: Mapping[str, Any]) -> list[str]:
-    """What the model may have written of a row."""
-    if "text" in row:
-        return [row["text"]]
-    return [message["content"] for message in row["messages"][-2:]]
+def _append(path: Path, parts: Sequence[bytes]) -> int:
+    """Append to a file on the disk. Returns its bytes."""
+    with path.open("ab") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
 
 
 def _digest(text: str) -> bytes:
