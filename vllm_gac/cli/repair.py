@@ -39,15 +39,16 @@ def run(args: argparse.Namespace) -> int:
     gpu = request.gpu or (DEFAULT_GPU if request.strategy == "measured" else None)
     if gpu is not None:
         read_profile(gpu)  # report a missing profile before the work, not after it
+    request = replace(request, gpu=gpu)
     done = repair(
         args.model,
         args.out,
-        replace(request, gpu=gpu),
+        request,
         revision=args.revision,
         resume=args.resume,
         progress=options.shows_progress(args),
     )
-    report = repair_report(done.before, done.after, gpu, request.tensor_parallel_size)
+    report = repair_report(done.before, done.after, request)
     if args.json:
         print_json({"out": str(args.out), "strategy": request.strategy, **asdict(report)})
     else:

@@ -47,7 +47,7 @@ _LINEAR_BYTES = {
     **{name: 1 / 2 + 2 / group for name, group in GROUPS.items()},
 }
 # Quantizations that profiles have times of.
-_MEASURED: dict[str | None, WeightsDtype] = {
+PREDICTED: dict[str | None, WeightsDtype] = {
     "fp8_per_tensor": "fp8",
     "fp8_per_channel": "fp8",
     **dict.fromkeys(GROUPS, "w4a16"),
@@ -292,7 +292,7 @@ class PlanRequest:
     def types(self) -> Types:
         """The types whose times are predicted."""
         return Types(
-            _MEASURED.get(self.quantization, "bf16"),
+            PREDICTED.get(self.quantization, "bf16"),
             "fp8" if self.kv_cache_dtype == "fp8" else "bf16",
         )
 
@@ -341,7 +341,7 @@ class PlanRequest:
         if self.quantization is not None and self.types.weights == "bf16":
             notes.append(
                 f"linears in {self.quantization} are predicted as 16-bit ones: profiles have times "
-                f"of {', '.join(map(str, _MEASURED))} alone"
+                f"of {', '.join(map(str, PREDICTED))} alone"
             )
         if (group := GROUPS.get(self.quantization or "", W4A16_GROUP)) != W4A16_GROUP:
             notes.append(f"groups of {group} are predicted as those of {W4A16_GROUP}")

@@ -1,13 +1,15 @@
 """The costs and gains of a repair."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.alignment.test_padded_layout import dense
 from vllm_gac.alignment.rules import padded_layout
-from vllm_gac.layout.dims import KeyLayout
+from vllm_gac.layout.dims import KeyLayout, ModelLayout
 from vllm_gac.steps.repair.report import repair_report
+from vllm_gac.steps.repair.request import RepairRequest
 
 
 def test_every_change_is_counted_with_its_memory() -> None:
@@ -25,14 +27,25 @@ def test_every_change_is_counted_with_its_memory() -> None:
 
 def test_misaligned_dims_take_longer_than_what_they_are_padded_to() -> None:
     model = dense(128, width=12185)
-    report = repair_report(model, padded_layout(model, "minimal"), "h200")
+    report = repair_report(model, padded_layout(model, "minimal"), RepairRequest(gpu="h200"))
     assert report.microseconds is not None
     assert report.microseconds.after < report.microseconds.before
 
 
 def test_times_are_of_one_gpu_of_those_that_share_a_layer() -> None:
     model = dense(128, width=12185)
-    of_two, of_one = (repair_report(model, model, "h200", gpus).microseconds for gpus in (2, 1))
-    assert of_two is not None
-    assert of_one is not None
-    assert of_two.before < of_one.before
+    assert microseconds(model, tensor_parallel_size=2) < microseconds(model)
+
+
+def test_times_are_of_the_quantized_model_or_unknown() -> None:
+    model = dense(128, width=12185)
+    assert microseconds(model, quantization="fp8_per_tensor") < microseconds(model)
+    request = RepairRequest(gpu="h200", quantization="mxfp8")
+    assert repair_report(model, model, request).microseconds is None
+
+
+def microseconds(model: ModelLayout, **request: Any) -> float:
+    """The predicted time of a model."""
+    time = repair_report(model, model, RepairRequest(gpu="h200", **request)).microseconds
+    assert time is not None
+    return time.before

@@ -17,6 +17,7 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.writer import fingerprint
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.tensor_parallel import check_split
 from vllm_gac.options import record_of
 from vllm_gac.steps.model_card import repaired_card
 from vllm_gac.steps.model_run import Output, refuse_broken
@@ -56,7 +57,7 @@ def repair(
         The layouts before and after.
 
     Raises:
-        CheckpointError: The model could not be served, or lies in `out`.
+        CheckpointError: The model could not be served, by so many GPUs, or lies in `out`.
         DiskError: `out` exists, or the disk is full.
         ProfileError: There is no profile of the request's GPU.
 
@@ -80,6 +81,7 @@ def repair(
         request.tensor_parallel_size,
         request.multiples,
     )
+    check_split(after, request.tensor_parallel_size)
     with output.run({"model": fingerprint(source), **record_of(request)}) as run:
         if not run.finished:
             _write_shards(source, after, run.model, progress)

@@ -1,13 +1,18 @@
 """The memory that a repair costs, and the time that it saves according to a GPU's profile."""
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 
+from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.latency.layer import BatchMix, Deployment
+from vllm_gac.gpu.profile import Types
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.schema import Role
+from vllm_gac.planning.request import PREDICTED
 from vllm_gac.steps.inspect import KV_CACHE_BYTES
+from vllm_gac.steps.repair.request import RepairRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +42,9 @@ class RepairReport:
     Attributes:
         parameters: Number of weights.
         kv_bytes_per_token: Of all layers, with 2 bytes per number.
-        microseconds: Predicted time of all layers in a mean step; None if no GPU is named, or its
-            profile has no times of such layers.
+        microseconds: Predicted time of all layers in a mean step on one GPU of those that share
+            them, without all-reduce; None if no GPU is named, or its profile has no times of such
+            layers or of the request's quantization.
         changes: The dims that are padded.
     """
 
@@ -49,20 +55,14 @@ class RepairReport:
 
 
 def repair_report(
-    before: ModelLayout,
-    after: ModelLayout,
-    gpu: str | None = None,
-    tensor_parallel_size: int = 1,
+    before: ModelLayout, after: ModelLayout, request: RepairRequest | None = None
 ) -> RepairReport:
     """Report what padding the layout `before` to the layout `after` costs and gains.
 
-    Times are of the part of each of `tensor_parallel_size` GPUs, predicted by the profile of `gpu`
-    for the steps of a `BatchMix`. Raises ProfileError if there is no such profile.
+    Times are of one GPU's part of the layers, predicted by the profile of the request's GPU for the
+    steps of a `BatchMix`. Raises ProfileError if there is no such profile.
     """
-    time = None
-    if gpu is not None and not before.experts:
-        there = Deployment(read_profile(gpu), BatchMix(), tensor_parallel_size=tensor_parallel_size)
-        time = _size(*(there.nanoseconds(of, of.layers) / 1000 for of in (before, after)))
+    request = request or RepairRequest()
     pairs = Counter(
         (role, dim, other)
         for (_, role, dim), (_, _, other) in zip(before.dims(), after.dims(), strict=True)
@@ -73,12 +73,27 @@ def repair_report(
         kv_bytes_per_token=_size(
             before.kv_elements * KV_CACHE_BYTES, after.kv_elements * KV_CACHE_BYTES
         ),
-        microseconds=time,
+        microseconds=_time(before, after, request),
         changes=[
             Change(role, dim, other, count, _percent(other, dim))
             for (role, dim, other), count in sorted(pairs.items())
         ],
     )
+
+
+def _time(before: ModelLayout, after: ModelLayout, request: RepairRequest) -> Size | None:
+    weights = PREDICTED.get(request.quantization)
+    if request.gpu is None or before.experts or (request.quantization and weights is None):
+        return None
+    there = Deployment(
+        read_profile(request.gpu),
+        BatchMix(),
+        Types(weights or "bf16"),
+        request.tensor_parallel_size,
+    )
+    with suppress(ProfileError):  # it has no times of such layers
+        return _size(*(there.nanoseconds(of, of.layers) / 1000 for of in (before, after)))
+    return None
 
 
 def _size(before: float, after: float) -> Size:
