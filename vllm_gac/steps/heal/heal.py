@@ -275,7 +275,7 @@ def _entry(healed: Healed, inputs: HealInputs, request: HealRequest) -> dict[str
         "teacher": base_model(teacher).name,
         "teacher_config_sha256": teacher.config_sha256,
         "tokens": healed.tokens,
-        "sequence_length": request.sequence_length,
+        "sequence_length": inputs.length,
         **{name: recorded[name] for name in kept},
         "held_out_tokens": inputs.measured.numel(),
         "divergence": {"before": healed.before.divergence, "after": healed.after.divergence},
