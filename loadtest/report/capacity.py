@@ -3,8 +3,9 @@
 The share of bad requests does not fall with the rate. So what was answered at a rate or above tells
 of that rate, too: if of all these requests at most 1 % were bad, by the upper limit of the share,
 the rate is surely good. In the same way a rate is surely bad if of all requests at it or below more
-than 1 % were. The limits hold with at least 95 %. 99 % takes some 370 requests without a failure,
-more where failures come in clusters: what a search tested at several rates adds up.
+than 1 % were. The limits hold with at least 95 %. 99 % takes some 540 requests without a failure
+in 8 blocks, 370 in very many and thousands in fewer than four, and more where failures come in
+clusters: what a search tested at several rates adds up.
 """
 
 import math
