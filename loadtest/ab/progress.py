@@ -19,18 +19,23 @@ def prediction(comparison: Comparison) -> str:
         more = f" and up to {traffic.search.steps} of a search" if traffic.search else ""
         seconds = servers * repeats * traffic.seconds
         lines.append(
-            f"{traffic.name} at {rates}/s{more}: {servers} servers x {repeats} repeats, "
-            f"{seconds:g} s of traffic"
+            f"{traffic.name} at {rates}/s{more}: {_count(servers, 'server')} x "
+            f"{_count(repeats, 'repeat')}, {seconds:g} s of traffic"
         )
     turn = sum(t.seconds + t.staircases * _CLIENT_SECONDS for t in comparison.traffic)
     minutes = _rounds(comparison) * turn / 60
     own = sum(server.url is None for server in comparison.servers)
-    starts = f"{own * repeats} starts of a server"
+    starts = f"{_count(own * repeats, 'start')} of a server"
     if own < servers:
         starts += f", none of the {servers - own} that run elsewhere,"
-    starts += f", in {_rounds(comparison)} rounds side by side," if comparison.side_by_side else ""
+    if comparison.side_by_side:
+        starts += f", in {_count(_rounds(comparison), 'round')} side by side,"
     lines.append(f"about {minutes:.0f} min, and {starts} with {comparison.warmup:g} s of warm-up")
     return "\n".join(lines)
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'s' * (number != 1)}"
 
 
 class Progress:

@@ -109,7 +109,8 @@ def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, named: str) 
     assert "secret" not in str(caught.value)
 
 
-def test_a_prediction_counts_every_turn(tmp_path: Path) -> None:
+def test_a_prediction_counts_every_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     lines = prediction(load_comparison(written(tmp_path))).splitlines()
     # 2 servers x 2 repeats x 2 rates x 3 s; of the other 2 x 2 x (1 rate and 1 of a search) x 2 s.
     assert lines[0] == "smoke at 5, 8/s: 2 servers x 2 repeats, 24 s of traffic"
@@ -119,6 +120,10 @@ def test_a_prediction_counts_every_turn(tmp_path: Path) -> None:
     elsewhere = load_comparison(written(tmp_path, TEXT + REMOTE.format("url: 'http://h'")))
     (*_, last) = prediction(elsewhere).splitlines()
     assert "4 starts of a server, none of the 1 that run elsewhere" in last
+    once = load_comparison(written(tmp_path), repeats=1, side_by_side=True)
+    said = prediction(once)
+    assert "x 1 repeat," in said
+    assert "in 1 round side by side" in said
 
 
 def test_servers_side_by_side_change_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
