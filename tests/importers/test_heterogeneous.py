@@ -145,3 +145,34 @@ def test_keys_of_tools_that_change_nothing_are_not_kept(
         # As a directory that an earlier release wrote.
         (directory / "config.json").write_text(json.dumps(written | keys))
         assert open_any_format(directory)[0] == "gac"
+
+
+# By config key, the same tensors: two query heads of 8, or four of 4.
+HALF = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+SAME = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+
+
+@pytest.mark.parametrize("dims", [HALF, SAME])
+def test_fewer_heads_or_smaller_ones_are_told_by_head_dim(
+    dims: Dims, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw = config(hidden_size=32, num_key_value_heads=2)
+    del raw["head_dim"]  # transformers takes 32 / 4
+    narrow = {"intermediate_size": 61}
+    model = heterogeneous(raw | {"head_dim": dims["head_dim"]}, [dims | narrow] * 2)
+    (fault,) = verify(write(tmp_path, raw, model)).faults
+    assert all(named in fault for named in ("head_dim", "8", "4"))
+    write(tmp_path, raw | {"head_dim": dims["head_dim"]}, model)
+    caplog.clear()
+    assert_same_logits(tmp_path, model, "hf-pruned")
+    assert ("head_dim" in caplog.text) == (dims is HALF)
+
+
+def test_a_whole_layer_confirms_the_size_of_heads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw = config(hidden_size=64)
+    del raw["head_dim"]
+    model = heterogeneous(raw, [{"num_attention_heads": 2, "num_key_value_heads": 1}, {}])
+    assert_same_logits(write(tmp_path, raw, model), model, "hf-pruned")
+    assert caplog.messages == []

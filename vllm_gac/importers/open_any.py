@@ -1,6 +1,7 @@
 """Opening a model directory in any format that can be served, or one file of another tool."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from vllm_gac.importers import recognize
 from vllm_gac.importers.imported import Format as Format
 from vllm_gac.importers.imported import Source, dense_of, imported
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
+
+logger = logging.getLogger(__name__)
 
 
 def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
@@ -121,7 +124,32 @@ def infer_layout(checkpoint: Checkpoint) -> ModelLayout:
         raise _nonsense(checkpoint, embedding, why)
     dense = replace(checkpoint.layout, vocab_size=vocab_size, hidden_size=hidden_size)
     layers = tuple(_layer(checkpoint, dense, index) for index in range(len(dense.layers)))
+    _check_head_size(checkpoint, dense, layers)
     return replace(dense, layers=layers)
+
+
+def _check_head_size(
+    checkpoint: Checkpoint, dense: ModelLayout, layers: Sequence[LayerLayout]
+) -> None:
+    """Raise CheckpointError if `layers` may as well have the config's heads, all of a smaller size.
+
+    A head_dim in config.json settles it, but tools leave an old one there: that is warned of.
+    """
+    size, whole = dense.head_dim, dense.layers[0]
+    q, k = whole.query_heads, whole.key.heads
+    dims = {(x.query_heads, x.key.heads, x.value.heads, x.value.size) for x in layers}
+    of_qkvo = {(i * size, j * size, m * n, i * n) for i, j, m, n in dims}
+    sizes = [s for s in range(2, size, 2) if of_qkvo == {(q * s, k * s, k * s, q * s)}]
+    if not sizes or dense.qk_norm:  # whose weight has the size of a head
+        return
+    where = f"{checkpoint.directory / 'config.json'}: head_dim"
+    readings = (
+        f"every layer's tensors are those of {layers[0].query_heads} query heads of {size}, or of "
+        f"{q} of {sizes[0]}"
+    )
+    if checkpoint.raw_config.get("head_dim") is None:
+        raise CheckpointError(f"{where}: missing, and {readings}; add {size} or {sizes[0]}")
+    logger.warning("%s: %d: %s; if of the latter, set it to %d", where, size, readings, sizes[0])
 
 
 def _layer(checkpoint: Checkpoint, dense: ModelLayout, index: int) -> LayerLayout:
