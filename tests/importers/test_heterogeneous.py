@@ -5,15 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.importers.layer_models import Dims, heterogeneous
 from tests.importers.tools import MISTRAL, assert_same_logits, write
 from tests.support import dense_models
 from tests.support.command import result
 from tests.support.dense_models import LLAMA3_ROPE, config
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.families import FAMILIES
+from vllm_gac.steps.convert.import_model import import_model
 from vllm_gac.steps.inspect import inspect
+from vllm_gac.steps.repair.repair import repair
 from vllm_gac.steps.verify import verify
 
 RAW = config(num_hidden_layers=3)
@@ -176,3 +180,26 @@ def test_a_whole_layer_confirms_the_size_of_heads(
     model = heterogeneous(raw, [{"num_attention_heads": 2, "num_key_value_heads": 1}, {}])
     assert_same_logits(write(tmp_path, raw, model), model, "hf-pruned")
     assert caplog.messages == []
+
+
+def test_what_a_skipped_part_is_served_as_fits_the_model(tmp_path: Path) -> None:
+    """Its RoPE frequencies are the model's, and its matrices have the dtype of the others."""
+    layers: list[Dims] = [{"skip": ["attention"]}, {"skip": ["mlp"]}, {}]
+    raw = RAW | {"rope_parameters": dense_models.YARN_ROPE}
+    written = raw | {"per_layer_config": {"0": layers[0], "1": layers[1]}}
+    source = write(
+        tmp_path / "source",
+        written,
+        heterogeneous(raw, layers),
+        change=lambda t: t.update(
+            {n: x.float() for n, x in t.items() if n.endswith("norm.weight")}
+        ),
+        dtype=torch.bfloat16,
+    )
+    import_model(source, tmp_path / "imported", progress=False)
+    repair(source, tmp_path / "repaired", progress=False)
+    for name in ("imported", "repaired"):
+        assert verify(tmp_path / name).faults == []
+        tensors = open_checkpoint(tmp_path / name).tensors
+        kinds = {x.dtype for n, x in tensors.items() if x.shape[1:] and "inv_freq" not in n}
+        assert kinds == {"BF16"}

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, WeightDtype
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Format, Imported, Source, dense_of, imported
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 # Sizes of a skipped part when it is served: the smallest aligned sizes that 8 GPUs can divide.
 _IDLE_HEAD, _IDLE_WIDTH = 8, 64
-# A tensor that every model has; weights that are made up take its dtype.
-_ANY = "model.norm.weight"
+# A matrix that every model has; weights that are made up take its dtype.
+_ANY = "model.embed_tokens.weight"
 
 
 def has_own_layers(raw: Mapping[str, Any], key: str) -> bool:
@@ -63,9 +64,10 @@ def import_layers(
     )
     layout = replace(dense, layers=layers_of_model)
     rope = validate(HfConfig, base, where).rope
+    dtype = WEIGHT_DTYPES.get(tensors[_ANY].dtype if _ANY in tensors else "F32", "float32")
     sources = {name: Source((name,)) for name in layout.tensors()}
     for index, dims in enumerate(layers):
-        sources |= _own_sources(layout, dims, index, rope)
+        sources |= _own_sources(layout, dims, index, rope, dtype)
     expected = {n: s for n, s in layout.tensors().items() if sources[n].names == (n,)}
     unused = {name for name in sources if name not in expected and name.endswith("norm.weight")}
     if dense.tie_word_embeddings:
@@ -99,7 +101,7 @@ def _layer(dense: ModelLayout, index: int, dims: LayerDims, where: str) -> Layer
     query_heads, kv_heads = dims.query_heads or model.query_heads, dims.kv_heads or model.key.heads
     size, width = dense.head_dim, dims.intermediate_size or model.intermediate_size
     if not dims.has_attention:
-        query_heads, kv_heads, size = model.key.heads, model.key.heads, _IDLE_HEAD
+        query_heads, kv_heads, size = model.key.heads, model.key.heads, min(size, _IDLE_HEAD)
     if query_heads % kv_heads:
         raise CheckpointError(
             f"{where}: {kv_heads} KV heads cannot be shared evenly by {query_heads} query heads"
@@ -114,7 +116,7 @@ def _layer(dense: ModelLayout, index: int, dims: LayerDims, where: str) -> Layer
 
 
 def _own_sources(
-    layout: ModelLayout, dims: LayerDims, index: int, rope: RopeParameters
+    layout: ModelLayout, dims: LayerDims, index: int, rope: RopeParameters, dtype: WeightDtype
 ) -> dict[str, Source]:
     """Sources of the tensors of layer `index` that the files do not hold as they are served."""
     layer, prefix = layout.layers[index], f"model.layers.{index}."
@@ -128,21 +130,25 @@ def _own_sources(
     for name, shape in layout.layer_tensors(index):
         local = name.removeprefix(prefix)
         if local == "self_attn.rope_inv_freq":
-            table = partial(_frequencies, rope, has_rope, heads=key.heads, size=key.size)
+            table = partial(_frequencies, rope, layout.head_dim, has_rope, key=key)
             sources[name] = Source((), table)
         elif local.startswith(skipped):
             value = 1.0 if local.endswith("norm.weight") else 0.0
-            filled = partial(_filled, shape=shape, value=value)
-            sources[name] = Source((_ANY,), filled)
+            sources[name] = Source((), partial(_filled, shape, value, dtype))
     return sources
 
 
-def _frequencies(rope: RopeParameters, has_rope: bool, *, heads: int, size: int) -> "Tensor":
-    """The layer's RoPE frequencies for heads of another size: fp32 [heads, size / 2]."""
+def _frequencies(
+    rope: RopeParameters, head_dim: int, has_rope: bool, *, key: KeyLayout
+) -> "Tensor":
+    """The first of the model's RoPE frequencies, for smaller keys: fp32 [heads, size / 2]."""
     from vllm_gac.layout.rope import inverse_frequencies
 
-    return (inverse_frequencies(rope, size) * has_rope).expand(heads, -1).contiguous()
+    chosen = inverse_frequencies(rope, head_dim)[: key.size // 2]
+    return (chosen * has_rope).expand(key.heads, -1).contiguous()
 
 
-def _filled(like: "Tensor", *, shape: tuple[int, ...], value: float) -> "Tensor":
-    return like.new_full(shape, value)
+def _filled(shape: tuple[int, ...], value: float, dtype: WeightDtype) -> "Tensor":
+    import torch
+
+    return torch.full(shape, value, dtype=getattr(torch, dtype), device="cpu")
