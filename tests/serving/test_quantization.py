@@ -385,6 +385,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
+BIAS = DOWN.replace("weight", "bias")
 GATE_B = "model.layers.3.mlp.gate_proj.B.weight"
 
 
@@ -404,6 +405,7 @@ GATE_B = "model.layers.3.mlp.gate_proj.B.weight"
             lambda t: t.update({"model.layers.1.mlp.up.weight": t[DOWN].clone()}),
             r"model\.layers\.1\.mlp\.up\.weight",
         ),
+        (lambda t: t.update({BIAS: torch.eye(256)[0]}), BIAS),
     ],
 )
 def test_incomplete_packed_checkpoint_is_refused(
@@ -418,6 +420,12 @@ def test_incomplete_packed_checkpoint_is_refused(
         _check(model)
     with pytest.raises(CheckpointError, match=message):
         dict(stream(model))
+
+
+def test_packed_checkpoint_may_have_a_bias_of_zeros(packed: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(packed, tmp_path / "model")
+    change_tensors(model / "model.safetensors", lambda t: t.update({BIAS: torch.zeros(256)}))
+    _check(model)
 
 
 @pytest.mark.parametrize(("family", "named"), [("phi3", "--load-format"), ("qwen3_moe", "experts")])

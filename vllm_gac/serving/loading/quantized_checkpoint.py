@@ -75,7 +75,7 @@ def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str
         _unscaled(tensors),
         _faulty_cache_scales(directory, tensors, layout, quantization.get("kv_cache_scheme")),
         _layers_without_scales(tensors, layout, quantization),
-        _unknown_tensors(tensors, layout),
+        _unknown_tensors(directory, tensors, layout),
     )
     refuse_faulty(directory, faults)
 
@@ -249,16 +249,27 @@ def _layers_without_scales(
             yield f"model.layers.{index}.self_attn: has no {kind}, {others}"
 
 
-def _unknown_tensors(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterator[str]:
-    """Tensors that belong to no module of the model, but for cache scales."""
+def _unknown_tensors(
+    directory: Path, tensors: Mapping[str, TensorInfo], layout: ModelLayout
+) -> Iterator[str]:
+    """Tensors that belong to no module of the model, but for cache scales, and unknown biases.
+
+    vLLM would leave those biases out. Old quantizers write zeros for those that are not there.
+    """
     known = layout.tensors()
     modules = {_module(name) for name in known}
-    for name, info in tensors.items():
-        scaled = CACHE_SCALE.fullmatch(name)
-        if scaled is not None and int(scaled[1]) < len(layout.layers):
-            continue
-        if name not in known and _module(name) not in modules:
-            yield f"{info.file}: {sanitize(name)}: not part of the model"
+    with closing(ShardFiles(directory)) as files:
+        for name, info in tensors.items():
+            scaled = CACHE_SCALE.fullmatch(name)
+            if name in known or (scaled is not None and int(scaled[1]) < len(layout.layers)):
+                continue
+            if _module(name) not in modules:
+                yield f"{info.file}: {sanitize(name)}: not part of the model"
+            elif _leaf(name) == "bias" and files.tensor(name, info).float().any():
+                yield (
+                    f"{info.file}: {sanitize(name)}: is not zero, and config.json announces no "
+                    "such bias; set what does, as attention_bias or mlp_bias"
+                )
 
 
 def _module(name: str) -> str:
