@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vllm import envs
 
 from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.sanitize import sanitize
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.serving.registration import installed_version
 
@@ -25,6 +26,7 @@ SEEN_TO_WORK = {
     "NixlConnector": "0.32.",
     "NixlPullConnector": "0.32.",
 }
+_TO_MEMORY = "CPUOffloadingSpec"  # by default an OffloadingConnector keeps pages there
 
 
 def check_kv_transfer(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
@@ -42,8 +44,9 @@ def check_kv_transfer(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
                 f"--kv-transfer-config: {connector} was not seen to move layers that differ with "
                 f"vLLM {version}; layer {index} caches {layer.value.heads} x "
                 f"({layer.cache_head_size} + {layer.value.size}) numbers a token, a dense model of "
-                f"this config {heads} x ({size} + {size}); use OffloadingConnector, or "
-                "NixlConnector with vLLM 0.32, or serve a model whose attention is not compressed"
+                f"this config {heads} x ({size} + {size}); use OffloadingConnector with "
+                f"{_TO_MEMORY}, or NixlConnector with vLLM 0.32, or serve a model whose attention "
+                "is not compressed"
             )
 
 
@@ -65,8 +68,13 @@ def _connectors(vllm_config: "VllmConfig") -> Iterator[str]:
 def _within(connector: str, extra_config: dict[str, Any], module: str | None) -> Iterator[str]:
     """`connector` itself, or those within it: a MultiConnector may hold others of its kind.
 
-    A connector of a module that the user names is not vLLM's own, whatever its name is.
+    A connector of a module that the user names is not vLLM's own, whatever its name is. Nor was an
+    OffloadingConnector tried that keeps pages elsewhere: it names files by the model and its dtype,
+    so those of another compression would be read.
     """
+    spec = extra_config.get("spec_module_path") or extra_config.get("spec_name", _TO_MEMORY)
+    if connector == "OffloadingConnector" and spec != _TO_MEMORY:
+        connector = f"OffloadingConnector with {sanitize(spec)}"
     if module or connector != "MultiConnector":
         yield f"{module}.{connector}" if module else connector
         return
