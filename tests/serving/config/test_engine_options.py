@@ -50,6 +50,7 @@ def requested(
     model_config = {
         "model": "my-model",
         "architecture": "LlamaForCausalLM",
+        "runner_type": "generate",
         "dtype": torch.bfloat16,
         "hf_config": SimpleNamespace(),
         "quantization": None,

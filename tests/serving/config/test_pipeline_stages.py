@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.serving.config.test_engine_options import requested
 from tests.serving.models import layer
 from tests.serving.stubs import VllmConfigStub
 from tests.support.dense_models import config, write
 from vllm_gac.serving.config import pipeline_stages
+from vllm_gac.serving.config.foreign_code import ForeignCodeHook
 from vllm_gac.serving.config.pipeline_stages import balanced, choose_stages
 
 VARIABLE = "VLLM_PP_LAYER_PARTITION"
@@ -43,8 +45,10 @@ def test_stages_have_as_many_bytes_unless_somebody_else_decides(
     monkeypatch.setenv(VARIABLE, "")  # so that it is restored after the test
     monkeypatch.delenv(VARIABLE)
 
-    def chosen(length: int = 10**6, nodes: int = 1, cache: int | None = None) -> str | None:
-        stub: Any = VllmConfigStub(tmp_path / "model", pp=2, max_model_len=length)
+    def chosen(
+        length: int = 10**6, nodes: int = 1, cache: int | None = None, pp: int = 2
+    ) -> str | None:
+        stub: Any = VllmConfigStub(tmp_path / "model", pp=pp, max_model_len=length)
         stub.parallel_config.nnodes, stub.kv_transfer_config = nodes, None
         stub.scheduler_config = SimpleNamespace(max_num_seqs=8)
         stub.cache_config.gpu_memory_utilization = 0.9
@@ -55,5 +59,10 @@ def test_stages_have_as_many_bytes_unless_somebody_else_decides(
     assert chosen(nodes=2) is None
     assert chosen() == chosen(cache=1 << 29) == "2,6"
     assert chosen(length=1) == "4,4"  # hardly a cache
+    assert chosen(pp=1) is None  # nor does a later engine inherit the stages
+    assert chosen() == "2,6"
+    for role, stages in (("draft", "2,6"), ("generate", None)):
+        ForeignCodeHook.verify_and_update_config(requested(runner_type=role))
+        assert os.environ.get(VARIABLE) == stages
     monkeypatch.setenv(VARIABLE, "3,5")
     assert chosen() == "3,5"

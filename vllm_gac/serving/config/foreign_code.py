@@ -53,9 +53,12 @@ class ForeignCodeHook:
             gac_backend_requested,
         )
         from vllm_gac.serving.config.hook import GacConfigHook
+        from vllm_gac.serving.config.pipeline_stages import forget_stages
         from vllm_gac.serving.config.served_layout import resolve_cache_dtype
         from vllm_gac.serving.gac_config import serve_by_our_layers
 
+        if vllm_config.model_config.runner_type != "draft":  # whose workers serve our model, too
+            forget_stages()
         check_backends(vllm_config)
         if not gac_backend_requested(vllm_config):
             return

@@ -34,12 +34,13 @@ def choose_stages(vllm_config: "VllmConfig") -> None:
     process that makes the config; workers inherit it.
     """
     global _chosen
+    forget_stages()
     model, cache = vllm_config.model_config, vllm_config.cache_config
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
     stages = parallel.pipeline_parallel_size
     # Each node decides, and each engine that sends caches: none may differ because its GPU does.
     is_one_of_many = parallel.nnodes > 1 or vllm_config.kv_transfer_config is not None
-    if stages == 1 or is_one_of_many or os.environ.get(_VARIABLE) not in (None, _chosen):
+    if stages == 1 or is_one_of_many or _VARIABLE in os.environ:
         return
     layout = GacConfig.of(model.hf_config).served
     weight = 1 if quantizations(model) - {""} else model.dtype.itemsize
@@ -62,6 +63,13 @@ def choose_stages(vllm_config: "VllmConfig") -> None:
     os.environ[_VARIABLE] = _chosen
     envs.disable_envs_cache()  # an earlier engine may have cached the old value
     logger.info("Pipeline stages of %s layers, by bytes; set %s for others", _chosen, _VARIABLE)
+
+
+def forget_stages() -> None:
+    """Remove the variable if we set it, for an engine that this process started before."""
+    if _chosen is not None and os.environ.get(_VARIABLE) == _chosen:
+        del os.environ[_VARIABLE]
+        envs.disable_envs_cache()
 
 
 def balanced(sizes: Sequence[float], stages: int) -> list[int]:
