@@ -18,7 +18,7 @@ from tests.support.dense_models import change_config
 from tests.support.stored_models import change_tensors
 from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples, padded_layout
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.errors import CheckpointError
+from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.layout.tensor_parallel import repeated_heads
 from vllm_gac.serving.config.served_layout import (
     align_config,
@@ -112,6 +112,7 @@ def test_config_carries_both_layouts_and_loader_streams_the_served_one(
     ("options", "requested", "reason"),
     [
         ({"align": "best"}, {}, r"--model-loader-extra-config: align: .*'best'"),
+        ({"gpu": "h2000"}, {}, "h2000"),
         ({}, {"trainer": object()}, "^--weight-transfer-config"),
         ({"align": "minimal"}, {"packed": True}, "align minimal"),
         ({"align": "none"}, {"tp": 2, "lora": object()}, "layer 4 .*LoRA"),
@@ -125,7 +126,7 @@ def test_a_layout_that_cannot_be_served_is_refused(
 ) -> None:
     if requested.pop("packed", False):
         change_config(model, **PACKED)
-    with pytest.raises(CheckpointError, match=reason):
+    with pytest.raises(GacError, match=reason):
         configured(model, options, **requested)
 
 

@@ -16,6 +16,7 @@ from vllm_gac.alignment.rules import (
     padded_layout,
 )
 from vllm_gac.errors import CheckpointError
+from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.tensor_parallel import check_split, repeated_heads
 from vllm_gac.serving.gac_config import GacConfig, set_served_layout
 from vllm_gac.serving.loading.options import loader_options
@@ -37,9 +38,12 @@ def align_config(vllm_config: "VllmConfig") -> None:
     Raises:
         CheckpointError: `align` is given for a model whose tensors are packed, or a trainer is to
             send weights, which do not pass through our loader.
+        ProfileError: There is no profile of the option `gpu`.
     """
     model_config = vllm_config.model_config
     options = loader_options(vllm_config.load_config.model_loader_extra_config)
+    if options.gpu is not None:
+        read_profile(options.gpu)  # `align` may need none, but a mistake is told here
     stored = GacConfig.of(model_config.hf_config).stored
     tp = vllm_config.parallel_config.tensor_parallel_size
     quantized = requested_quantization(vllm_config)
