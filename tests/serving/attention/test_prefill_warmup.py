@@ -1,16 +1,21 @@
-"""Prefill is compiled with tensors of the shapes and strides that are served."""
+"""Kernels are compiled ahead: prefill with tensors as they are served, and those of MLPs."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 from vllm.config import CacheConfig
 
+from tests.serving.stubs import VllmConfigStub
+from tests.support.dense_models import config, write
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.serving.attention import prefill_memory, warmup
 from vllm_gac.serving.attention.prefill import PrefillBatch, PrefillLayer
+from vllm_gac.serving.gac_config import serve_by_our_layers
 
 CPU = torch.device("cpu")
 GEOMETRY = CacheGeometry(8, 120, 4, 120, 2, 80)
@@ -82,3 +87,14 @@ def test_prefill_is_compiled_for_every_kind_of_scales(
     layers |= {str(i): _layer(torch.float8_e4m3fn, scale) for i, scale in enumerate(scales)}
     _compile("LBHNC")
     assert [[x.shape for x in run[-2:]] for run in runs] == [[()] * 2] * 2 + [[(4,)] * 2] * 2
+
+
+def test_mlp_kernels_are_compiled_for_a_dense_model_with_our_layers(tmp_path: Path) -> None:
+    """vLLM keeps the architecture that it read first."""
+    dense = AutoConfig.from_pretrained(write(tmp_path / "model", config(intermediate_size=96)))
+    name = "LlamaForCausalLM"
+    stub: Any = VllmConfigStub(tmp_path / "model", hf_config=dense, architecture=name, tp=2)
+    stub.quant_config = None
+    assert warmup._mlps(stub) == set()
+    serve_by_our_layers(stub.model_config)
+    assert warmup._mlps(stub) == {(48, torch.bfloat16)}

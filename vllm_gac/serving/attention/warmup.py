@@ -100,7 +100,8 @@ def _mlps(vllm_config: VllmConfig) -> set[tuple[int, torch.dtype]]:
     model_config = vllm_config.model_config
     if vllm_config.quant_config is not None or vllm_config.lora_config is not None:
         return set()
-    if model_config.architecture != ARCHITECTURE:  # vLLM's own model computes its MLPs
+    # vLLM's own model computes its MLPs. `architecture` stays a dense model's with our layers, too.
+    if ARCHITECTURE not in (model_config.hf_config.architectures or []):
         return set()
     ranks = vllm_config.parallel_config.tensor_parallel_size
     layout = GacConfig.of(model_config.hf_config).served
