@@ -141,10 +141,18 @@ def tokenized_by_mistral(directory: Path) -> bool:
     """Whether vLLM makes the tokens of this model with mistral-common, not with transformers.
 
     It does if Mistral's own weights and tokenizer are there. Of a snapshot from the Hub these
-    weights are not fetched. A gac model's config.json says what it was made of.
+    weights are not fetched. A gac model's config.json says what it was made of. Raises
+    CheckpointError for a config.json that cannot be read.
     """
-    if (gac := read_json(directory / "config.json").get("gac")) is not None:
-        return bool(gac.get("source", {}).get("tokenizer_mode") == "mistral")
+    config = directory / "config.json"
+    if (gac := read_json(config).get("gac")) is not None:
+        source = gac.get("source", {}) if isinstance(gac, dict) else None
+        if not isinstance(source, dict):
+            raise CheckpointError(
+                f"{config}: gac: expected an object whose source is an object, got "
+                f"{sanitize(gac)}; fetch or write the model again"
+            )
+        return bool(source.get("tokenizer_mode") == "mistral")
     own = directory.parent.name == "snapshots" or any(
         directory.glob(f"{CONSOLIDATED}*.safetensors")
     )

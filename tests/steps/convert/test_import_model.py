@@ -55,3 +55,16 @@ def test_norms_in_fp32_stay_so_and_decide_nothing(
     assert done["dtype"] == "bfloat16"
     kinds = {len(info.shape): info.dtype for info in tensors(tmp_path / "out")}
     assert kinds == {1: "F32", 2: "BF16"}
+
+
+@pytest.mark.parametrize("gac", ["1", '{"source": 1}', "{"])
+def test_a_broken_config_of_the_base_is_refused_before_the_work(
+    gac: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, base, out = (tmp_path / name for name in ("source", "base", "out"))
+    write_low_rank(source, "asvd", SOME)
+    base.mkdir()
+    (base / "config.json").write_text(f'{{"gac": {gac}}}')
+    said = error(capsys, "import", source, out, "--base", base, "--quiet")
+    assert str(base / "config.json") in said
+    assert not out.with_name("out.partial").exists()

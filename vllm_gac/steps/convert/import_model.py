@@ -17,7 +17,7 @@ from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, WeightDtype
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
-from vllm_gac.checkpoint.locate import auxiliary_files
+from vllm_gac.checkpoint.locate import auxiliary_files, tokenized_by_mistral
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.checkpoint.writer import size_and_time
 from vllm_gac.errors import CheckpointError
@@ -98,7 +98,9 @@ def import_model(
     for fault in faults(model):
         raise CheckpointError(fault)
     beside = base or model.directory
-    auxiliary_files(beside)  # refuses files that cannot be copied before the work begins
+    # These refuse what cannot be copied before the work begins.
+    auxiliary_files(beside)
+    tokenized_by_mistral(beside)
     stored = request.dtype or _widest(model)
     with output.run(_record(model, base, stored)) as run:
         if not run.finished:
