@@ -104,6 +104,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pointer": (pointer, "git lfs pull"),
     "transposed": (rewritten(lambda t: t | {UP: t[UP].T.contiguous().T}), UP),
     "sparse": (rewritten(lambda t: t | {UP: t[UP].to_sparse()}), UP),
+    "negated by a bit": (rewritten(lambda t: t | {UP: torch._neg_view(t[UP])}), UP),
     "complex": (rewritten(lambda t: t | {UP: t[UP].to(torch.complex64)}), UP),
     "another shape": (rewritten(lambda t: t | {UP: t[UP][1:].clone()}), UP),
     "NaN": (rewritten(lambda t: t | {UP: t[UP] * torch.nan}), UP),

@@ -158,9 +158,11 @@ def _load_state_dict(path: Path) -> "dict[str, torch.Tensor]":
                 f"{path}: {sanitize(name)}: {type(tensor).__name__}, expected a tensor; save "
                 "model.state_dict()"
             )
-        if tensor.layout != torch.strided or tensor.is_meta or not tensor.is_contiguous():
+        in_one_piece = tensor.layout == torch.strided and tensor.is_contiguous()
+        if not in_one_piece or tensor.is_meta or tensor.is_neg():
             raise CheckpointError(
-                f"{path}: {sanitize(name)}: not stored in one piece; save it as .contiguous()"
+                f"{path}: {sanitize(name)}: not stored in one piece, or as its negative; save it "
+                "as .contiguous().clone()"
             )
     return {name: tensor.detach() for name, tensor in state.items()}
 
