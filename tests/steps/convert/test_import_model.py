@@ -1,5 +1,7 @@
 """`vllm-gac import` turns a model of another tool into a gac directory."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,18 @@ def test_a_broken_config_of_the_base_is_refused_before_the_work(
     said = error(capsys, "import", source, out, "--base", base, "--quiet")
     assert str(base / "config.json") in said
     assert not out.with_name("out.partial").exists()
+
+
+def test_the_card_is_that_of_the_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its id is its own, not that of the model that it was made from itself."""
+    source, _ = write_low_rank(tmp_path / "source", "asvd", SOME)
+    (source / "README.md").write_text("---\nlicense: mit\nbase_model: org/other\n---\n")
+    base = tmp_path / "models--org--base" / "snapshots" / ("0" * 40)
+    base.mkdir(parents=True)
+    shutil.copy(source / "config.json", base)
+    (base / "README.md").write_text("---\nlicense: apache-2.0\nbase_model: org/before\n---\n")
+    result(capsys, "import", source, tmp_path / "out", "--base", base, "--quiet")
+    card = (tmp_path / "out" / "README.md").read_text()
+    raw = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "license: apache-2.0\nbase_model:\n- org/base\n" in card
+    assert raw["gac"]["source"]["base_model"] == {"id": "org/base", "revision": "0" * 40}

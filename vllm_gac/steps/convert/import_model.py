@@ -7,7 +7,7 @@ run that was stopped continues with the next layer.
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +101,15 @@ def import_model(
     # These refuse what cannot be copied before the work begins.
     auxiliary_files(beside)
     tokenized_by_mistral(beside)
+    # What is said of the model before is read where it is: its id, its card and its licence.
+    dense = model.config.model_copy(update={"gac": None})
+    origin = model if base is None else replace(model, directory=base, config=dense)
     stored = request.dtype or _widest(model)
     with output.run(_record(model, base, stored)) as run:
         if not run.finished:
             _write_shards(model, stored, run.model, progress)
-            card = imported_card(model, model.format, _files(model), stored)
-            write_files(beside, run.model, _config(model, stored), card)
+            card = imported_card(origin, model.format, _files(model), stored)
+            write_files(beside, run.model, _config(origin, stored), card)
         return Conversion(model.format, model.layout, stored, _has_tokenizer(run.model))
 
 
