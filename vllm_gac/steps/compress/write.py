@@ -124,7 +124,8 @@ def _config(
         **checkpoint.identity,
         **base.recorded(),
     }
-    return {key: value for key, value in checkpoint.raw_config.items() if key != "auto_map"} | {
+    return {
+        **checkpoint.raw_config,
         "architectures": [ARCHITECTURE],
         "head_dim": layout.cache_head_dim,
         "gac": layout.section(source),
