@@ -64,17 +64,10 @@ def select(
     gac_only: bool = False,
     cache: Dtype = "bf16",
 ) -> Kernels | None:
-    """The fastest kernels for a layer.
+    """The fastest kernels for a layer; None if no prefill kernel takes these heads.
 
-    Args:
-        heads: the layer's heads and their sizes.
-        gpu: the machine.
-        profile: times of that GPU, or None if it was not measured.
-        gac_only: whether the backend must be ours.
-        cache: the type of the KV cache. Our prefill reads an FP8 cache from gathered rows only.
-
-    Returns:
-        The backend and the kernel of each phase; None if no prefill kernel takes these heads.
+    `profile` is None if the GPU was not measured; `gac_only` says whether the backend must be ours.
+    Our prefill reads an FP8 `cache` from gathered rows only.
     """
     gathers = cache == "fp8"
     prefill, measured = _prefill_kernel(heads, gpu, profile, gathers)
@@ -90,15 +83,9 @@ def select(
 def measured_backend(
     heads: CacheGeometry, profile: GpuProfile, cache_type: Dtype = "bf16"
 ) -> Backend | None:
-    """The backend that `select` chooses on the machine of `profile`.
+    """The backend that `select` chooses on the machine of `profile`; None if its times do not tell.
 
-    Args:
-        heads: the layer's heads and their sizes.
-        profile: the GPU. Of prefill kernels, it has those that were installed there.
-        cache_type: of the KV cache.
-
-    Returns:
-        None if the profile has no times to tell.
+    Of prefill kernels, that machine has those that were measured there.
     """
     if not stock_takes(heads):
         return GAC

@@ -38,7 +38,7 @@ def check_layer(
     queries: int = 1,
     itemsizes: Iterable[int] = (1, 2),
 ) -> None:
-    """Check that a tiling of the decode kernel fits into shared memory.
+    """Raise GacError unless a tiling of the decode kernel fits into shared memory.
 
     Args:
         layout: The whole model.
@@ -46,9 +46,6 @@ def check_layer(
         capability: Compute capability of the GPU.
         queries: Query tokens of a decoding request, drafted tokens included.
         itemsizes: Bytes of a cached number, one for each cache dtype to check.
-
-    Raises:
-        GacError: No tiling fits.
     """
     geometry = replace(
         CacheGeometry.of(layout, layer),
@@ -66,10 +63,6 @@ def check_heads(
     queries: int,
     itemsizes: Iterable[int],
 ) -> None:
-    """Check the same of heads as they are; `group` KV heads share a latent, 0 if keys are rotary.
-
-    Raises:
-        GacError: No tiling fits.
-    """
+    """Check heads as they are likewise; `group` KV heads share a latent, 0 if keys are rotary."""
     for itemsize in itemsizes:
         tiling_of(geometry, queries, itemsize, group, capability)

@@ -21,13 +21,9 @@ def shipped_profiles() -> list[str]:
 
 @functools.cache
 def read_profile(gpu: str = DEFAULT_GPU) -> GpuProfile:
-    """The profile of a GPU.
+    """The profile of a GPU: a shipped one, by its name, or one by the path of a profile.json.
 
-    Args:
-        gpu: name of a shipped profile, or path of a profile.json.
-
-    Raises:
-        ProfileError: if there is no such profile, or it is malformed.
+    Raises ProfileError if there is no such profile, or it is malformed.
     """
     if gpu.lower() in shipped_profiles():
         path = _SHIPPED / f"{gpu.lower()}.json"

@@ -19,17 +19,11 @@ def divergence(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """KL(teacher || student) of each row of logits, and its gradient.
 
-    Args:
-        student: [tokens, vocab], fp32, contiguous.
-        teacher: The same of the other model.
-        dtype: Of the gradient.
+    Both logits are [tokens, vocab], fp32; raises ValueError if they are not contiguous.
 
     Returns:
-        [tokens], fp32, in nats; and [tokens, vocab], the gradient of each by the student's logits:
-        the student's probabilities less the teacher's.
-
-    Raises:
-        ValueError: `student` or `teacher` is not contiguous.
+        [tokens], fp32, in nats; and [tokens, vocab] of `dtype`, the gradient of each by the
+        student's logits: the student's probabilities less the teacher's.
     """
     require_contiguous("divergence", student, teacher)
     tokens, vocab = student.shape

@@ -48,13 +48,9 @@ def normed(
 
 
 def gated(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """silu(gate) * up, quantized by token.
+    """silu(gate) * up, quantized by token, of contiguous `gate_up` [tokens, 2 * features].
 
-    Args:
-        gate_up: [tokens, 2 * features], contiguous: gate, then up.
-
-    Returns:
-        As of `normed`, [tokens, features] and [tokens, 1].
+    Returns what `normed` does, [tokens, features] and [tokens, 1].
     """
     require_contiguous("fp8_rows", gate_up)
     features = gate_up.shape[1] // 2

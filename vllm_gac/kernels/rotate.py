@@ -11,16 +11,15 @@ from vllm_gac.kernels.contiguous import require_contiguous
 def rotate_heads(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate the pairs (i, i + size / 2) of each head by the angles of its token.
 
+    Raises ValueError if a tensor is not contiguous.
+
     Args:
-        heads: [batch, tokens, heads, size], contiguous.
-        cos: [tokens, heads, size / 2], or [tokens, 1, size / 2] for all heads; contiguous.
+        heads: [batch, tokens, heads, size].
+        cos: [tokens, heads, size / 2], or [tokens, 1, size / 2] for all heads.
         sin: The same of sines.
 
     Returns:
         A tensor like `heads`, computed in fp32 and rounded once.
-
-    Raises:
-        ValueError: A tensor is not contiguous.
     """
     require_contiguous("rotate_heads", heads, cos, sin)
     out = torch.empty_like(heads)

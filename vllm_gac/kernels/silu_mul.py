@@ -18,16 +18,8 @@ _BLOCK = 2048
 def silu_mul(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """silu(gate) * up, written over `gate` or to `out`.
 
-    Args:
-        gate: [tokens, features], contiguous.
-        up: [tokens, features], contiguous, of the same type.
-        out: Likewise.
-
-    Returns:
-        `gate` or `out`, which has the products now: computed in fp32 and rounded once.
-
-    Raises:
-        ValueError: `gate` or `up` is not contiguous.
+    All are [tokens, features], of one type; raises ValueError unless they are contiguous. Returns
+    `gate` or `out`, which has the products now: computed in fp32 and rounded once.
     """
     out = gate if out is None else out
     require_contiguous("silu_mul", gate, up, out)
@@ -41,16 +33,8 @@ def silu_mul_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of `gate` and `up` by that of silu(gate) * up.
 
-    Args:
-        gate: [..., features], contiguous.
-        up: The same shape and type, contiguous.
-        gradient: The same shape and type, contiguous.
-
-    Returns:
-        Two tensors like `gate`, computed in fp32 and rounded once.
-
-    Raises:
-        ValueError: One of the tensors is not contiguous.
+    All are [..., features], of one type; raises ValueError unless they are contiguous. The
+    gradients are computed in fp32 and rounded once.
     """
     require_contiguous("silu_mul_backward", gate, up, gradient)
     of_gate, of_up = torch.empty_like(gate), torch.empty_like(up)

@@ -36,14 +36,9 @@ class LatentKeys:
     inv_freq: torch.Tensor
 
     def rebuild(self, latents: torch.Tensor, first: int) -> torch.Tensor:
-        """The keys that latents give, rotated.
+        """Rotated keys [KV heads, tokens, head_dim] of latents [key_heads, tokens, key_size].
 
-        Args:
-            latents: [key_heads, tokens, key_size].
-            first: position of the first token; the others follow it.
-
-        Returns:
-            Keys [KV heads, tokens, head_dim].
+        `first` is the position of the first token; the others follow it.
         """
         heads, tokens, _ = latents.shape
         head_dim = 2 * self.inv_freq.shape[-1]

@@ -85,9 +85,7 @@ class Factors:
     def served(self, x: torch.Tensor, counters: torch.Tensor) -> object:
         """What serving/model/linear.py does with plain linear layers, without vLLM's modules.
 
-        Args:
-            x: [tokens, in].
-            counters: as for `kernels.skinny_gemm.launch.linears`.
+        `x` is [tokens, in], and `counters` are as for `kernels.skinny_gemm.launch.linears`.
         """
         down, ups = faster_tiling(x, [self.down], False), self.ups
         latents = linear(x, self.down) if down is None else linears(x, [self.down], down, counters)

@@ -97,13 +97,8 @@ def measure_profile(
 ) -> GpuProfile:
     """Measure the first CUDA GPU that PyTorch sees. Nothing else should run on it meanwhile.
 
-    Args:
-        known: a profile of this GPU; what it has is not measured again.
-        save: gets the profile after each section of it, the most important first.
-        progress: show a progress bar.
-
-    Raises:
-        ProfileError: if the GPU has too little free memory.
+    What `known`, a profile of this GPU, has is not measured again. `save` gets the profile after
+    each section of it, the most important first. Raises ProfileError if too little memory is free.
     """
     try:
         return _measure(known, save, progress)

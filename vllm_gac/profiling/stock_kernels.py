@@ -92,13 +92,10 @@ def stock_prefill_kernel() -> str:
 
 
 def fp8_multiply(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that multiplies by an e4m3 weight, as --quantization fp8_per_tensor does.
+    """A function that multiplies x by an e4m3 weight, as --quantization fp8_per_tensor does.
 
-    Args:
-        x: [m, k], e4m3. Each token has a scale of its own.
-
-    Returns:
-        From w [k, n], e4m3 and column by column in memory, to [m, n] in bf16.
+    It makes [m, n] in bf16 of w [k, n], e4m3 and column by column in memory. x is e4m3 [m, k], and
+    each token has a scale of its own.
     """
     multiply = kernel_calls().cutlass_scaled_mm
     by_token = torch.ones(x.shape[0], 1, device=x.device)
@@ -107,14 +104,9 @@ def fp8_multiply(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def w4a16_multiply(n: int, k: int, copies: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that multiplies x [m, k] by the next of several weights [n, k] of four bits.
+    """A function that multiplies x [m, k] by the next of `copies` weights [n, k] of four bits.
 
-    It is the kernel that vLLM chooses for these dims on torch's default device.
-
-    Args:
-        n: output features.
-        k: input features, a multiple of 128.
-        copies: how many weights there are.
+    vLLM chooses the kernel for these dims on torch's default device; k is a multiple of 128.
     """
     module, scheme = packed_linear(n, k, W4A16_GROUP)
     turn = itertools.cycle([module, *(_copy(module) for _ in range(copies - 1))])
@@ -133,11 +125,9 @@ def _copy(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def activation_pass(kernel: str, x: torch.Tensor) -> Callable[[], object]:
-    """A call of one kernel over activations.
+    """A call of one kernel, named as in `PassTime`, over activations.
 
-    Args:
-        kernel: as `PassTime` names it.
-        x: [tokens, width], bf16; for `swiglu`, gate and up beside each other [tokens, 2 * width].
+    x is [tokens, width], bf16; for `swiglu`, gate and up beside each other [tokens, 2 * width].
     """
     if kernel == "quantize":
         ops = kernel_calls()

@@ -42,12 +42,8 @@ def microseconds_in_turn(call: Callable[[Weights], object], copies: Sequence[Wei
 def sustained_microseconds(call: Callable[[], object], calls: int, seconds: float) -> float:
     """Time of one `call`, repeated for `seconds` without a rest; the mean of the second half.
 
-    By then the power limit has lowered the clocks, if it does so at all.
-
-    Args:
-        call: what is timed.
-        calls: calls in one CUDA graph, which is replayed.
-        seconds: how long, on the GPU.
+    By then the power limit has lowered the clocks, if it does so at all. A CUDA graph of `calls`
+    calls is replayed.
     """
     graph = _captured(call, calls)
     graph.replay()

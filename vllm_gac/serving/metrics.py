@@ -98,14 +98,11 @@ def start_line(
     room: int | None,
     kernels: _Kernels,
 ) -> str:
-    """The log line that compares the served model with the dense one.
+    """The log line that compares the served model with the dense one, of before compression.
 
-    Args:
-        layout: The served layout.
-        dense: The layout before compression.
-        kv_bytes: Bytes of KV cache that one token takes, and would take before compression.
-        room: Tokens that fit in the KV cache; None if it is not known.
-        kernels: Number of layers by backend, kernels and heads.
+    `kv_bytes`: bytes of KV cache that one token takes, and would take before compression. `room`:
+    tokens that fit in the KV cache; None if it is not known. `kernels`: number of layers by
+    backend, kernels and heads.
     """
     share = kv_bytes[0] / kv_bytes[1]
     parts = [

@@ -56,14 +56,10 @@ def config_hooks() -> dict[str, Any]:
 
 
 def add_loader(load_format: str, make: "Callable[[LoadConfig], BaseModelLoader]") -> None:
-    """Add a value to `--load-format`.
+    """Add a value to `--load-format`; `make` makes its loader from vLLM's load config.
 
     `register_model_loader` takes the class itself, so every process would import our loader and
     torch.
-
-    Args:
-        load_format: The new value.
-        make: Makes the loader from vLLM's load config.
     """
     from vllm.model_executor import model_loader
 
@@ -139,8 +135,7 @@ def attend(
 
     Args:
         query: [tokens, query heads, query size].
-        key: As for `write_cache`.
-        value: As for `write_cache`.
+        key, value: As for `write_cache`.
         output: [tokens, query heads, value size]; is overwritten.
         layer_name: The layer's name in vLLM.
         written: What `write_cache` returned; None if the cache was written in another way.
@@ -170,16 +165,11 @@ def swiglu_kernel() -> Callable[[torch.Tensor, torch.Tensor], None]:
 def packed_linear(size: int, width: int, group: int) -> tuple[torch.nn.Module, Any]:
     """A linear of random weights of four bits, as vLLM serves compressed-tensors' W4A16.
 
-    We measure it alone; vLLM's layers belong to an engine.
+    It has `size` output and `width` input features, and `group` elements of a row share a scale. We
+    measure it alone; vLLM's layers belong to an engine.
 
-    Args:
-        size: Output features.
-        width: Input features.
-        group: Elements of a row that share a scale.
-
-    Returns:
-        The module with the parameters, on torch's default device, and what multiplies by them with
-        `apply_weights(module, x, None)`.
+    Returns the module with the parameters, on torch's default device, and what multiplies by them
+    with `apply_weights(module, x, None)`.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.layers.quantization.compressed_tensors import schemes
@@ -228,9 +218,7 @@ def fit_before_validation(manager: "LoRAModelManager", fit: "Callable[[LoRAModel
     """Make `manager` pass every adapter to `fit` before it validates it.
 
     No other method sees an adapter after its files are read and before it is copied into buffers.
-
-    Raises:
-        VersionError: The manager validates adapters in no way that we know.
+    Raises VersionError if the manager validates adapters in no way that we know.
     """
     name = next((name for name in _ADAPTER_CHECKS if hasattr(manager, name)), None)
     if name is None:

@@ -66,23 +66,12 @@ def decode_microseconds(
     dtype: Dtype = "bf16",
     backend: Backend | None = None,
 ) -> float:
-    """Time of one layer's decode attention.
+    """Microseconds of one layer's decode attention, a new token for each of `batch` sequences.
 
-    Args:
-        dense: the model before compression.
-        layer: the layer to predict.
-        batch: sequences, each with one new token.
-        context: tokens in the cache of each sequence.
-        profile: the GPU.
-        dtype: of the cache.
-        backend: gac for our kernel, stock for vLLM's; None, or one without times, for whichever was
-            fastest.
-
-    Returns:
-        Microseconds.
-
-    Raises:
-        ProfileError: if the profile has no decode times for this form of keys and this cache.
+    `context` tokens of each are in a cache of `dtype`; `dense` is the model before compression. The
+    kernel is ours (`backend` gac) or vLLM's (stock); of None, or one without times, whichever was
+    fastest. Raises ProfileError if the profile has no decode times for this form of keys and this
+    cache.
     """
     value_heads = layer.value.heads
     heads = Heads(layer.key.form, dense.kv_heads_per(layer.key), layer.key.heads // value_heads)

@@ -42,24 +42,14 @@ def gemm_microseconds(
     is_sustained: bool = False,
     dtype: WeightsDtype = "bf16",
 ) -> float:
-    """Time of y[m, n] = x[m, k] w with weights that are read from memory, and y in 16 bits.
+    """Microseconds of y[m, n] = x[m, k] w, with w read from memory, and y in 16 bits.
 
     Between measured m, slowdowns are interpolated over log m. No prediction is below the fastest
     measured GEMM, or further below the roofline than any measurement at that m.
 
-    Args:
-        m: tokens.
-        n: output features.
-        k: input features.
-        profile: the GPU.
-        is_sustained: whether GEMMs run for long without a rest, as in prefill under load.
-        dtype: of w and x. Quantizing x takes its own time (gpu/latency/passes.py).
-
-    Returns:
-        Microseconds.
-
-    Raises:
-        ProfileError: if the profile has no ceilings, or no sweep over n or over k of this type.
+    `is_sustained`: whether GEMMs run for long without a rest, as in prefill under load. `dtype` is
+    that of w and x. Quantizing x takes its own time (gpu/latency/passes.py). Raises ProfileError if
+    the profile has no ceilings, or no sweep over n or over k of this type.
     """
     n, k = round_up(n, _MULTIPLES[dtype]), round_up(k, _MULTIPLES[dtype])
     time = _gemm_times(profile, dtype).microseconds(m, n, k)

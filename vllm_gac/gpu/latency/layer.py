@@ -124,30 +124,17 @@ class Deployment:
         return 1000 * total
 
     def dense_microseconds(self, dense: ModelLayout) -> float:
-        """The predicted time of a step of the dense model, as vLLM serves it without us.
-
-        Returns:
-            Microseconds of all decoder layers in a mean step.
-        """
+        """The predicted time of a mean step of the dense model, as vLLM serves it without us."""
         return self.nanoseconds(dense, dense.layers, DENSE) / 1000
 
 
 def layer_microseconds(
     dense: ModelLayout, layer: LayerLayout, deployment: Deployment, served: ServedBy = COMPRESSED
 ) -> float:
-    """Time of one decoder layer in a mean step of `deployment`.
+    """Microseconds of one decoder layer in a mean step of `deployment`.
 
-    Args:
-        dense: gives the hidden size and the heads before compression; its layers are not read.
-        layer: the layer to predict.
-        deployment: the GPU, its steps, and the types of weights and cache.
-        served: by vLLM alone, or as a compressed model.
-
-    Returns:
-        Microseconds.
-
-    Raises:
-        ProfileError: if the profile has no GEMM, decode or prefill times.
+    `dense` gives the hidden size and the heads before compression; its layers are not read. Raises
+    ProfileError if the profile has no GEMM, decode or prefill times.
     """
     attention = attention_microseconds(dense, layer, deployment, served)
     return attention + mlp_microseconds(dense, layer, deployment, served)
@@ -275,12 +262,7 @@ class _Kernels:
 
 
 def lacks_fused_times(profile: GpuProfile, types: Types) -> str | None:
-    """A sentence if the kernels before FP8 linear layers of ours were not measured; else None.
-
-    Args:
-        profile: the GPU.
-        types: of weights and cache.
-    """
+    """A sentence if the kernels before FP8 linear layers of ours were not measured; else None."""
     if types.weights != "fp8" or profile.fused or FUSED_PART in profile.without_times:
         return None
     return (

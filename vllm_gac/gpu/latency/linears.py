@@ -68,7 +68,9 @@ def linears_microseconds(
     is_quantized: bool = False,
     is_stock: bool = False,
 ) -> float:
-    """Time of linear layers of one input as served, with SwiGLU if they are gated.
+    """Microseconds of linear layers of one input as served, with SwiGLU if they are gate and up.
+
+    Raises ProfileError if the profile has no GEMM times.
 
     Args:
         tokens: rows of the input.
@@ -79,12 +81,6 @@ def linears_microseconds(
         dtype: of weights; in FP8, with the quantization of every input.
         is_quantized: whether the kernel before has quantized the input in FP8, and is counted.
         is_stock: whether vLLM serves its own model, without kernels of ours.
-
-    Returns:
-        Microseconds.
-
-    Raises:
-        ProfileError: if the profile has no GEMM times.
     """
     if dtype != "bf16":
         return _by_vllm(

@@ -22,19 +22,9 @@ _MOVED_FUSED = {"norm": 3.5, "quantize": 1.5, "swiglu": 2.5}
 
 @lru_cache(maxsize=1 << 16)
 def pass_microseconds(kernel: str, tokens: int, width: int, profile: GpuProfile) -> float:
-    """Time of one kernel over activations.
+    """Microseconds of one kernel over activations, named as in `PassTime`; its output has `width`.
 
-    Args:
-        kernel: as `PassTime` names it.
-        tokens: rows.
-        width: columns of the output.
-        profile: the GPU.
-
-    Returns:
-        Microseconds.
-
-    Raises:
-        ProfileError: if the profile has no times of this kernel.
+    Raises ProfileError if the profile has no times of this kernel.
     """
     by_width = _times(profile).get(kernel)
     if not by_width:
@@ -49,19 +39,10 @@ def pass_microseconds(kernel: str, tokens: int, width: int, profile: GpuProfile)
 
 
 def fused_microseconds(kernel: str, tokens: int, width: int, profile: GpuProfile) -> float:
-    """Time of one of our kernels that quantizes what it computes.
+    """Microseconds of one of our kernels that quantizes what it computes, [tokens, width].
 
-    Args:
-        kernel: what it computes before: norm, swiglu, or quantize for nothing.
-        tokens: rows.
-        width: columns of the output.
-        profile: the GPU; it has times of `fused`.
-
-    Returns:
-        Microseconds.
-
-    Raises:
-        ProfileError: if the profile has no ceilings.
+    `kernel` is what it computes before: norm, swiglu, or quantize for nothing. The profile has
+    times of `fused`. Raises ProfileError if it has no ceilings.
     """
     logs, launches = _launches(profile)
     moving = roofline(profile).moving(_MOVED_FUSED[kernel] * tokens * width)

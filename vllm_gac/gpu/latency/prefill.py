@@ -30,21 +30,10 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 def prefill_microseconds(
     dense: ModelLayout, layer: LayerLayout, tokens: int, profile: GpuProfile
 ) -> float:
-    """Time of one layer's causal attention within the first chunk of one prompt.
+    """Microseconds of a layer's causal attention within a prompt's first chunk, of `tokens`.
 
-    It includes rebuilding latent keys, and copying values that several key heads share.
-
-    Args:
-        dense: the model before compression.
-        layer: the layer to predict.
-        tokens: length of the chunk.
-        profile: the GPU.
-
-    Returns:
-        Microseconds.
-
-    Raises:
-        ProfileError: if the profile has no prefill times.
+    It includes rebuilding latent keys, and copying values that several key heads share. `dense` is
+    the model before compression. Raises ProfileError if the profile has no prefill times.
     """
     sizes = CacheGeometry.of(dense, layer).head_sizes
     time = layer.query_heads * _head_microseconds(sizes, tokens, profile)

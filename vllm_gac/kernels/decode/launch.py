@@ -53,10 +53,8 @@ def decode_scratch(
 ) -> DecodeScratch:
     """Scratch for decode_attention of this geometry, at most `max_query_len` tokens a sequence.
 
-    It is large enough for every dtype of the cache that the GPU has room for.
-
-    Raises:
-        GacError: the GPU's shared memory cannot hold a tile of such rows in any dtype.
+    It is large enough for every dtype of the cache that the GPU has room for. Raises GacError if
+    the GPU's shared memory cannot hold a tile of such rows in any dtype.
     """
     programs, refusals = [], []
     for itemsize in (1, 2):

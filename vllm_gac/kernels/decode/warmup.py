@@ -43,13 +43,9 @@ def warmup(
     device: torch.device,
     mlps: Iterable[tuple[int, torch.dtype]] = (),
 ) -> None:
-    """Compile what decodes batches of 1..max_sequences of each of `kinds`, and what `mlps` need.
+    """Compile for `device` what decodes batches of 1..max_sequences of each of `kinds`, and `mlps`.
 
-    Args:
-        kinds: the layers to decode.
-        max_sequences: sequences of the largest batch.
-        device: the GPU to compile for.
-        mlps: features and dtype of every MLP that swiglu_linear computes.
+    These are the features and dtype of every MLP that swiglu_linear computes.
     """
     bounds = sorted({sequence_bound(n + 1) for n in range(max_sequences)})
     # The slowest to compile come first, so that no thread is still busy with one at the end.

@@ -54,15 +54,12 @@ def faster_than_cublas(
 ) -> Tiling | None:
     """The tiling by which linear layers are faster than by cuBLAS on an H200; None if none is.
 
+    They have `features` outputs and `widths` inputs each, and are gate and up, with SwiGLU on top,
+    if `is_gated`.
+
     Measured for the factors of Llama-3-8B's linear layers (docs/decisions.md), whose down factors
     have wide inputs and whose up factors have narrow ones. Beyond the limits, cuBLAS is faster, or
     nothing was measured.
-
-    Args:
-        tokens: rows of the input.
-        features: outputs of each linear.
-        widths: inputs of each linear.
-        is_gated: whether they are gate and up, with SwiGLU on top.
     """
     if is_gated:
         tiling = _gated(tokens)

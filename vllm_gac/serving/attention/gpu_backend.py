@@ -136,10 +136,9 @@ class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
 
 
 def _check_sizes(name: str, layer: Attention) -> None:
-    """Check that rows are as wide as the layer's implementation was told.
+    """Raise GacError unless rows are as wide as the layer's implementation was told.
 
-    Raises:
-        GacError: They are not: vLLM does not tell it the size of values.
+    vLLM does not tell it the size of values.
     """
     geometry = layer.impl.geometry
     sizes = layer.head_size, layer.head_size_v
@@ -153,15 +152,12 @@ def _check_sizes(name: str, layer: Attention) -> None:
 def step_of(
     common: CommonAttentionMetadata, max_decode_query: int, max_gathered_tokens: int
 ) -> StepBatch:
-    """The batch that `common` describes, built once for all builders.
+    """The batch that `common` describes, decoding requests first, built once for all builders.
 
     It is kept on `common`, together with the values that it was built from. vLLM makes a new
-    `common` for every step; if one is changed in place, the batch is built again.
-
-    Args:
-        common: vLLM's description of the batch, decoding requests first.
-        max_decode_query: Most query tokens of a request that counts as decoding.
-        max_gathered_tokens: Tokens of context whose rows are gathered at once; 0 for no limit.
+    `common` for every step; if one is changed in place, the batch is built again. Of a request that
+    counts as decoding, there are at most `max_decode_query` query tokens; `max_gathered_tokens` is
+    as for `prefill_batch`.
     """
     built_from = (
         common.query_start_loc,
@@ -260,10 +256,8 @@ class GacImpl(PackedImpl[GacMetadata]):
     ) -> CacheTarget:
         """Where and how to cache this step's keys and values.
 
-        Args:
-            layer: The attention layer that this object implements; holds the fp8 scales.
-            kv_cache: Its cache, [blocks, value heads, block_size, row].
-            slots: Slot of each token, int64 [tokens].
+        `layer`, which this object implements, holds the fp8 scales. `kv_cache` is its cache,
+        [blocks, value heads, block_size, row]; `slots` are those of the tokens, int64 [tokens].
         """
         kv_cache, k_scale, v_scale = self._cache_and_scales(layer, kv_cache)
         return CacheTarget(kv_cache, slots, k_scale, v_scale)

@@ -48,15 +48,10 @@ def attention_kernels(
 ) -> Kernels:
     """The kernels that serve a layer of these heads on this machine.
 
-    Args:
-        heads: Heads of the layer; only the ratios of their numbers matter, so the whole layer and
-            one rank's share give the same answer.
-        gpu: The profile that decides; the default is the one shipped for this GPU, if there is one.
-        gac_only: Whether the user asks for our backend. It then serves every layer and every batch.
-        cache: The type of the KV cache.
-
-    Raises:
-        GacError: No prefill kernel takes the heads.
+    Only the ratios of the numbers of heads matter, so the whole layer and one rank's share give the
+    same answer. `gpu` names the profile that decides; the default is the one shipped for this GPU,
+    if there is one. With `gac_only` our backend serves every layer and every batch. Raises GacError
+    if no prefill kernel takes the heads.
     """
     if not current_platform.is_cuda():
         if _cpu_attention_takes(heads):
@@ -124,13 +119,12 @@ class GacAttention(Attention):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cached: bool = False
     ) -> torch.Tensor:
-        """Cache this step's keys and values, then attend.
+        """Cache this step's keys and values, unless they are `cached` already, then attend.
 
         Args:
             query: [tokens, query_heads * query_size].
             key: [tokens, key_heads * key_size].
             value: [tokens, value_heads * value_size].
-            cached: Whether keys and values are in the cache already.
 
         Returns:
             [tokens, query_heads * value_size].

@@ -183,6 +183,8 @@ def prefill_attention(
 ) -> None:
     """Causal attention of the batch's new tokens over their contexts, which are already cached.
 
+    Raises GacError if the kernel of the layer does not take its head sizes.
+
     Args:
         layer: Heads and kernels of the layer.
         query: [tokens, query_heads, query_size].
@@ -191,11 +193,7 @@ def prefill_attention(
         kv_cache: [blocks, value_heads, block_size, row]; fp8 if scales are given.
         batch: The sequences that the tokens belong to.
         output: [tokens, query_heads, value_size]; is overwritten.
-        k_scale: Scale of an fp8 cache's keys; None if the cache is not fp8.
-        v_scale: The same for values.
-
-    Raises:
-        GacError: The kernel does not take the layer's head sizes.
+        k_scale, v_scale: Scales of an fp8 cache's keys and values; None if it is not fp8.
     """
     geometry, quantized = layer.geometry, k_scale is not None
     kernel = kernel_for(layer, batch, kv_cache.shape[2], quantized)

@@ -59,7 +59,7 @@ def max_gathered_tokens(vllm_config: VllmConfig, device: torch.device) -> int:
 
 
 def tokens_at_once(row: int, memory: int, longest: int, sequences: int) -> int:
-    """Most rows that are gathered at once, a power of two.
+    """Most rows that are gathered at once, a power of two; 0 if no layer gathers.
 
     Args:
         row: Bytes of one token's gathered row; 0 if no layer gathers.
@@ -84,14 +84,10 @@ def row_bytes(layer: PrefillLayer, quantized: bool, dtype: torch.dtype) -> int:
 def prefill_bytes(
     layer: PrefillLayer, tokens: int, gathered: int, quantized: bool, dtype: torch.dtype
 ) -> int:
-    """Most bytes that prefill_attention allocates beside its arguments.
+    """Most bytes that prefill_attention allocates beside its arguments, for query `tokens`.
 
-    Args:
-        layer: Heads and kernels of the layer.
-        tokens: Query tokens of the step.
-        gathered: What `max_gathered_tokens` returns.
-        quantized: Whether the KV cache is fp8.
-        dtype: Dtype of queries and of gathered rows.
+    `gathered` is what `max_gathered_tokens` returns; `quantized` says whether the KV cache is fp8;
+    `dtype` is that of queries and of gathered rows.
     """
     geometry = layer.geometry
     kv_heads, _ = row_shape(geometry, layer.latent)

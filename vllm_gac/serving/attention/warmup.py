@@ -42,13 +42,9 @@ def compiling_decode_kernels(
     """Compile the decode kernels in a thread while the body of the `with` block runs.
 
     This covers every layer of our backend and every batch that the scheduler may make. All layers
-    are compiled at once, so that no core waits.
-
-    Args:
-        vllm_config: The engine's config, with all attention layers registered.
-        block_size: Tokens in a page of the KV cache.
-        max_query_len: Most query tokens of one decoding request, drafted tokens included.
-        device: The GPU to compile for; its kind also decides whether MLP kernels are compiled.
+    are registered in `vllm_config`, and compiled at once, so that no core waits. A decoding request
+    has at most `max_query_len` query tokens, drafted ones included. The kind of `device` also
+    decides whether MLP kernels are compiled.
     """
     kinds = _kinds(vllm_config, block_size, max_query_len)
     mlps = _mlps(vllm_config) if is_hopper(device) else set()

@@ -33,10 +33,8 @@ def choose_cache_layout(vllm_config: "VllmConfig") -> None:
 
     Our backend does not state its layouts by vLLM's interface, because vLLM wants all pipeline
     stages to state the same ones, and a stage may have no layer of our backend. vLLM does not check
-    a layout that is set here. So none is set where a backend might not take it.
-
-    Raises:
-        CheckpointError: the user asks for a layout that is not one of LAYOUTS.
+    a layout that is set here. So none is set where a backend might not take it. Raises
+    CheckpointError if the user asks for a layout that is not one of LAYOUTS.
     """
     requested, names = envs.VLLM_KV_CACHE_LAYOUT, [layout.name for layout in LAYOUTS]
     on_gpu = current_platform.is_cuda()
@@ -69,16 +67,9 @@ def zero_pages(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """A cache of zeros for one layer.
+    """A cache of zeros for one layer, [blocks, heads, tokens in a page, row] as in `shape`.
 
-    Args:
-        layout: The order of the dims in memory.
-        shape: (blocks, heads, tokens in a page, row).
-        dtype: Dtype of the cached elements.
-        device: Where the cache lies.
-
-    Returns:
-        [blocks, heads, tokens, row], a view of memory in the order of `layout`.
+    It is a view of memory in the order of `layout`.
     """
     order = layout.layer_view_order
     in_memory = torch.zeros([shape[axis] for axis in order], dtype=dtype, device=device)

@@ -44,11 +44,9 @@ _FUSED |= dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj")
 
 
 def check_role(model_config: "ModelConfig") -> None:
-    """Check that the model is used for something that a gac model can do.
+    """Raise CheckpointError if a gac model is used for what it cannot do.
 
-    Raises:
-        CheckpointError: It is to draft for another model, or to classify with a head that its
-            checkpoint does not have.
+    That is to draft for another model, or to classify with a head that its checkpoint lacks.
     """
     if model_config.runner_type == "draft":
         raise CheckpointError(
@@ -92,11 +90,9 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
 
 
 def check_backends(vllm_config: "VllmConfig") -> None:
-    """Check what options say about our backends, for a model or its drafter.
+    """Raise CheckpointError if options name one of our backends that the layers cannot use.
 
-    Raises:
-        CheckpointError: They name one that the layers cannot use, or a drafter would get ours,
-            which was tried with none.
+    It is raised, too, if a drafter would get ours, which was tried with none.
     """
     attention = vllm_config.attention_config
     named = [attention.backend, *dict(attention.backend_per_kind).values()]
@@ -147,9 +143,8 @@ def gac_backend_requested(vllm_config: "VllmConfig") -> bool:
 def check_gac_on_dense(vllm_config: "VllmConfig") -> None:
     """Check that our attention can serve the layers of vLLM's own model.
 
-    Raises:
-        CheckpointError: It cannot, for what the model, the machine or an option is.
-        VersionError: We could not register with this vLLM.
+    Raises CheckpointError if it cannot, for what the model, the machine or an option is, and
+    VersionError if we could not register with this vLLM.
     """
     refuse_if_unregistered()
     model_config, flag = vllm_config.model_config, f"--attention-backend {GAC}"
@@ -220,10 +215,9 @@ def _check_attention(vllm_config: "VllmConfig") -> None:
 
 
 def check_experts(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
-    """Check the options that concern experts, which vLLM's own block honours in ways of its own.
+    """Raise CheckpointError if the model has experts and an option that concerns them is given.
 
-    Raises:
-        CheckpointError: One is given, and the model has experts.
+    vLLM's own block honours these in ways of its own.
     """
     if layout.experts is None:
         return

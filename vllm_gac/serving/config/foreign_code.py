@@ -77,16 +77,13 @@ def refuse_foreign_code(
     architectures: Sequence[str] | None,
     overrides: object = None,
 ) -> None:
-    """Refuse a gac model that a class other than ours would serve.
+    """Raise CheckpointError for a gac model that a class other than ours would serve.
 
     Args:
         model: The model, as named on the command line.
-        raw: Its config.json.
+        raw: Its config.json, of a gac model if it has a "gac" object.
         architectures: The architectures that vLLM reads from it.
         overrides: The value of --hf-overrides, whose `architectures` replace the model's own.
-
-    Raises:
-        CheckpointError: `raw` has a "gac" object and the architecture is not ours.
     """
     if raw.get("gac") is None:
         return

@@ -48,12 +48,8 @@ _ROPE = (
 def resolve_overrides(config: GacConfig) -> None:
     """Check what options made of a gac model's config; let all keys about windows agree.
 
-    Args:
-        config: The config as vLLM overrode it, before dims are padded.
-
-    Raises:
-        CheckpointError: An option changes what the tensors depend on, or would have no effect, or
-            the config is faulty.
+    `config` is as vLLM overrode it, before dims are padded. Raises CheckpointError if an option
+    changes what the tensors depend on, or would have no effect, or the config is faulty.
     """
     original, current = config.original, config.to_dict()
     _check_dims(original, current)
@@ -75,12 +71,9 @@ def _check_dims(original: dict[str, Any], current: dict[str, Any]) -> None:
 
 
 def _resolve_window(config: GacConfig, original: dict[str, Any], current: dict[str, Any]) -> None:
-    """Check that options do no more to windows than to leave them out, and do so in all keys.
+    """Raise CheckpointError if options do more to windows than to leave them out.
 
-    Without a window, by --disable-sliding-window or an override, no layer has one.
-
-    Raises:
-        CheckpointError: An override changes a key about windows otherwise.
+    Without a window, by --disable-sliding-window or an override, no layer has one by any key.
     """
     kinds = original.get("layer_types") or []
     if current.get("sliding_window") is None and original.get("sliding_window") is not None:

@@ -32,13 +32,12 @@ logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its ow
 def align_config(vllm_config: "VllmConfig") -> None:
     """Pad the layout in `vllm_config` as the loader's option `align` says; the default is minimal.
 
-    Quantization while loading may need larger multiples; dims are padded for it as well.
-    Tensors that a quantizer has packed cannot be padded. They keep their dims by default.
+    Quantization while loading may need larger multiples; dims are padded for it as well. Tensors
+    that a quantizer has packed cannot be padded. They keep their dims by default.
 
-    Raises:
-        CheckpointError: `align` is given for a model whose tensors are packed, or a trainer is to
-            send weights, which do not pass through our loader.
-        ProfileError: There is no profile of the option `gpu`.
+    Raises CheckpointError if `align` is given for a model whose tensors are packed, or a trainer is
+    to send weights, which do not pass through our loader; and ProfileError if there is no profile
+    of the option `gpu`.
     """
     model_config = vllm_config.model_config
     options = loader_options(vllm_config.load_config.model_loader_extra_config)
@@ -80,12 +79,9 @@ def shard_config(vllm_config: "VllmConfig") -> None:
     """Check that the layout can be split as the parallel config says.
 
     If a layer has fewer key or value heads than there are tensor-parallel ranks, write a layout
-    into the config in which heads are repeated, so that each rank has one.
-
-    Raises:
-        CheckpointError: A layer cannot be split, or its heads would have to be repeated and cannot
-            be, because they are quantized, or because LoRA adapters or the weights that a trainer
-            sends are made for them.
+    into the config in which heads are repeated, so that each rank has one. Raises CheckpointError
+    if a layer cannot be split, or its heads would have to be repeated and cannot be, because they
+    are quantized, or because LoRA adapters or the weights that a trainer sends are made for them.
     """
     model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
     layout = GacConfig.of(model_config.hf_config).served

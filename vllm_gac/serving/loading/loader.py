@@ -84,15 +84,10 @@ class GacModelLoader(DefaultModelLoader):
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
         """The tensors of the served layout: checked, padded and with repeated heads.
 
-        vLLM calls this to load and to reload weights.
-
-        Yields:
-            Name and tensor, in the names and shapes of the served layout before it is sharded. A
-            quantized checkpoint keeps its own names and shapes.
-
-        Raises:
-            CheckpointError: A header does not match the layout, or a tensor is not as it was
-                written, or has values out of range.
+        vLLM calls this to load and to reload weights. Names and shapes are those of the served
+        layout before it is sharded; a quantized checkpoint keeps its own. Raises CheckpointError if
+        a header does not match the layout, or a tensor is not as it was written, or has values out
+        of range.
         """
         checkpoint = self._preflight(model_config)
         if checkpoint is None:
@@ -143,12 +138,9 @@ class GacModelLoader(DefaultModelLoader):
     def _preflight(self, model_config: ModelConfig) -> Checkpoint | None:
         """The checkpoint, after its headers have been checked.
 
-        Returns:
-            None for a quantized checkpoint or a drafter, which vLLM's own loader reads.
-
-        Raises:
-            CheckpointError: A file is not as it was written, the headers do not match the layout,
-                a RoPE table does not match config.json, or the model is of no known family.
+        None for a quantized checkpoint or a drafter, which vLLM's own loader reads. Raises
+        CheckpointError if a file is not as it was written, the headers do not match the layout, a
+        RoPE table does not match config.json, or the model is of no known family.
         """
         refuse_unserved_files(Path(model_config.model))
         try:
@@ -194,14 +186,10 @@ def _out_of_range(where: str) -> CheckpointError:
 def read_in_parallel(
     read: Callable[[str], torch.Tensor], names: Iterable[str], threads: int
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
-    """Names and tensors as they become ready, which is nearly in the order of `names`.
+    """Names and tensors as they become ready, which is nearly in the order of `names`, each once.
 
-    Each thread reads at most two tensors ahead, so that memory stays bounded.
-
-    Args:
-        read: Reads one tensor by its name. Its exceptions are raised here.
-        names: The tensors to read, each once.
-        threads: How many threads read.
+    Each of the `threads` reads at most two tensors ahead, so that memory stays bounded. Exceptions
+    of `read`, which reads one tensor by its name, are raised here.
     """
     with ThreadPoolExecutor(threads, "read") as pool:
         waiting: set[Future[tuple[str, torch.Tensor]]] = set()

@@ -28,15 +28,9 @@ def refuse_unserved_files(directory: Path) -> None:
 def preflight(directory: Path, config: GacConfig) -> Checkpoint | None:
     """Locate and read the files in `directory`, and check their headers against what is served.
 
-    Args:
-        directory: A directory with a gac model or a dense one.
-        config: The config that is served. Its stored layout is the one that the files must have.
-
-    Returns:
-        The model; None if a quantizer has packed it, so that vLLM's own loader reads it.
-
-    Raises:
-        CheckpointError: The directory does not hold exactly the tensors of that layout.
+    It may be a gac model or a dense one. Returns None if a quantizer has packed it, so that vLLM's
+    own loader reads it. Raises CheckpointError unless the directory holds exactly the tensors of
+    the stored layout of `config`, the one that is served.
     """
     layout = config.stored
     if (quantization := quantization_section(config)) is not None:

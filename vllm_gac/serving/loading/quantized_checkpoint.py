@@ -53,10 +53,7 @@ def refuse_faulty(directory: Path, faults: Iterable[str], advice: str = "") -> N
 def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str, Any]) -> None:
     """Raise CheckpointError unless `directory` holds all of `layout`, packed or not.
 
-    Args:
-        directory: Holds the quantized model.
-        layout: What it is served as.
-        quantization: What config.json says of it, its `quantization_config`.
+    `quantization` is what config.json says of the quantized model, its `quantization_config`.
     """
     if layout.experts:
         raise CheckpointError(
@@ -110,15 +107,9 @@ def check_weight_quantization(
 ) -> "Iterator[tuple[str, torch.Tensor]]":
     """Pass `weights` through, and check that each is packed exactly if its parameter is.
 
-    Otherwise vLLM only warns, and copies numbers without their scale.
-
-    Args:
-        weights: Names and tensors of the checkpoint.
-        parameters: The model's parameters by name.
-        mapper: Maps a checkpoint's names to the model's.
-
-    Raises:
-        CheckpointError: A tensor is packed and its parameter is not, or the reverse.
+    Otherwise vLLM only warns, and copies numbers without their scale; this raises CheckpointError.
+    `weights` are names and tensors of the checkpoint; `mapper` maps those names to the model's,
+    which `parameters` have.
     """
     for name, tensor in weights:
         parameter = parameters.get(mapper.map_name(name) or "")

@@ -57,11 +57,7 @@ class FusedLinears(nn.Module):
     def try_run(self, x: torch.Tensor) -> torch.Tensor | None:
         """The outputs beside each other by one launch; None if that is not faster.
 
-        Args:
-            x: [tokens, sum of the inputs].
-
-        Returns:
-            [tokens, sum of the outputs].
+        From x [tokens, sum of the inputs] to [tokens, sum of the outputs].
         """
         tiling = self._tiling(x, is_gated=False)
         if tiling is None:

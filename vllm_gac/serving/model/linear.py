@@ -73,19 +73,21 @@ def add_column_parallel(
     *,
     is_gated: bool = False,
 ) -> Shards:
-    """Add column-parallel linear layers of one input to `owner`. `project` applies them.
+    """Add column-parallel linear layers of one input to `owner`, under their names.
+
+    `project` applies them, or `project_gated` if they are gate and up (`is_gated`).
 
     The A factors of low-rank linear layers are fused, except with LoRA, which adapts each linear by
     itself, with quantization, which may treat each differently, or if a rank is misaligned.
 
     Args:
-        owner: The module that gets the linear layers, under their names.
+        owner: The module that gets the linear layers.
         shapes: (out, in) of each linear by name, over all ranks.
         ranks: Rank of each low-rank linear by name.
         bias: Whether the linear layers have a bias.
         quant_config: vLLM's quantization config, if any.
         prefix: Name of `owner` in the model.
-        is_gated: Whether they are gate and up, which `project_gated` applies.
+        is_gated: Whether they are gate and up.
 
     Returns:
         Where to load the fused A factors; empty if none are fused.
@@ -124,15 +126,9 @@ def add_column_parallel(
 
 
 def project(owner: nn.Module, names: Iterable[str], x: torch.Tensor) -> list[torch.Tensor]:
-    """Apply linear layers that `add_column_parallel` added to `owner`.
+    """Apply the linear layers `names`, which `add_column_parallel` added to `owner`.
 
-    Args:
-        owner: Their module.
-        names: The linear layers to apply.
-        x: [tokens, in].
-
-    Returns:
-        Each linear's output, [tokens, its out], in the order of `names`.
+    From x [tokens, in] to each linear's output, [tokens, its out], in the order of `names`.
     """
     linears: list[nn.Module] = [getattr(owner, name) for name in names]
     ups = iter(_up_outputs(owner, linears, _latents(owner, x)) if _fuses(owner) else ())
@@ -145,16 +141,10 @@ def project_gated(
     x: torch.Tensor,
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Apply gate and up, the linear layers `names` of `owner`, and SwiGLU.
+    """silu(gate) * up, [tokens, features], of x [tokens, in].
 
-    Args:
-        owner: Their module, to which `add_column_parallel` added them.
-        names: Gate and up.
-        x: [tokens, in].
-        activation: SwiGLU of gate and up, [tokens, 2 * features], beside each other.
-
-    Returns:
-        silu(gate) * up, [tokens, features].
+    `names` are gate and up, which `add_column_parallel` added to `owner`. `activation` computes
+    SwiGLU of both beside each other, [tokens, 2 * features].
     """
     linears: list[nn.Module] = [getattr(owner, name) for name in names]
     if not all(isinstance(linear, UpFactor) for linear in linears):

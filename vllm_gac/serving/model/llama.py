@@ -154,15 +154,10 @@ class GacDecoderLayer(nn.Module):
         hidden_states: torch.Tensor,
         residual: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pre-norm attention and MLP.
+        """Pre-norm attention and MLP of tokens at `positions`.
 
-        Args:
-            positions: Position of each token, [tokens].
-            hidden_states: [tokens, hidden].
-            residual: What is to be added to `hidden_states`; None in the first layer.
-
-        Returns:
-            Hidden states and residual for the next layer, both [tokens, hidden].
+        `residual` is what is to be added to `hidden_states` [tokens, hidden]; None in the first
+        layer. Returns hidden states and residual for the next layer, both [tokens, hidden].
         """
         dtype = hidden_states.dtype
         fp8_qkv, fp8_gate_up = self.self_attn.fp8_qkv, self.mlp.fp8_gate_up

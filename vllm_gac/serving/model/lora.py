@@ -29,9 +29,8 @@ _OUTSIDE = ("model.embed_tokens", "lm_head")  # as the dense model has them
 def fit_adapters(manager: "LoRAModelManager", hf_config: "PreTrainedConfig") -> None:
     """Make `manager` fit every adapter that it receives, before it validates it.
 
-    Raises:
-        CheckpointError: The manager has left a linear unadapted.
-        VersionError: It validates adapters in no way that we know.
+    Raises CheckpointError if the manager has left a linear unadapted, and VersionError if it
+    validates adapters in no way that we know.
     """
     if manager.lora_config.target_modules is None:
         _check_all_adapted(manager.model)
@@ -41,15 +40,9 @@ def fit_adapters(manager: "LoRAModelManager", hf_config: "PreTrainedConfig") -> 
 
 
 def fit_adapter(adapter: "LoRAModel", stored: ModelLayout, served: ModelLayout) -> None:
-    """Pad the factors of `adapter` in place, each as its linear is padded.
+    """Pad `adapter`, trained on the model as stored, in place: each factor as its linear is padded.
 
-    Args:
-        adapter: An adapter that was trained on the model as stored.
-        stored: The layout of the model's files.
-        served: The layout that is served.
-
-    Raises:
-        CheckpointError: The adapter has other linear layers or shapes than `stored`.
+    Raises CheckpointError if the adapter has other linear layers or shapes than `stored`.
     """
     for name, factors in adapter.loras.items():
         if name in _OUTSIDE:

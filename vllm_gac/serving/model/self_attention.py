@@ -313,12 +313,9 @@ def load_rank_heads(param: torch.Tensor, loaded: torch.Tensor) -> None:
 
 
 def load_head_scales(param: torch.Tensor, loaded: torch.Tensor) -> None:
-    """Weight loader for scales [heads]: copies this rank's.
+    """Weight loader for scales [heads]: copies this rank's of `loaded`, [heads of all ranks, 1, 1].
 
-    Args:
-        param: The scales of this rank.
-        loaded: The scales of all ranks, [heads, 1, 1]. Of several for each head, which only queries
-            have, the largest counts, as in vLLM.
+    Of several for each head, which only queries have, the largest counts, as in vLLM.
     """
     heads = param.shape[0] * get_tensor_model_parallel_world_size()
     load_rank_heads(param, loaded.reshape(heads, -1).amax(1))
