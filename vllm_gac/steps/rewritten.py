@@ -61,7 +61,8 @@ def write_config_and_tokenizer(
     earlier = source.config.gac.source if source.config.gac else {}
     recorded = earlier | base_model(source).recorded()
     if "heal" in done:
-        recorded.pop("measured", None)  # of the model before
+        for of_the_model_before in ("measured", "max_loss"):
+            recorded.pop(of_the_model_before, None)
     config = {
         **source.raw_config,
         "architectures": [ARCHITECTURE],

@@ -65,6 +65,9 @@ def test_the_healed_model_has_the_reported_divergence(
     """Healing the result again measures it before the first step."""
     monkeypatch.setattr(train, "_MUCH_WORSE", math.inf)  # both are random
     write_all(tmp_path)
+    raw = compressed_config()
+    raw["gac"] |= {"source": {"measured": {}, "max_loss": {"measured": {}}, "format": "gac"}}
+    write_model(tmp_path / "student", raw)
     other = tmp_path / "other.txt"
     other.write_text((tmp_path / "text.txt").read_text()[::-1])
     first = healed(tmp_path, held_out=[other])
@@ -72,7 +75,9 @@ def test_the_healed_model_has_the_reported_divergence(
     (tmp_path / "out").rename(tmp_path / "student")
     again = healed(tmp_path, held_out=[other])
     assert again.before == first.after
-    entry = json.loads((tmp_path / "student" / "config.json").read_text())["gac"]["source"]["heal"]
+    source = json.loads((tmp_path / "student" / "config.json").read_text())["gac"]["source"]
+    assert {"measured", "max_loss", "format"} & source.keys() == {"format"}
+    entry = source["heal"]
     assert entry["divergence"] == {
         "before": first.before.divergence,
         "after": first.after.divergence,
