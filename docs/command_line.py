@@ -4,15 +4,15 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from unittest.mock import patch
 
 from vllm_gac.cli import main
 
 
 def command_line_page() -> str:
     """The page, as Markdown."""
-    with _columns(100):
+    # argparse wraps lines for a terminal of so many columns, whatever the real one has.
+    with patch.dict(os.environ, COLUMNS="100"):
         top = _help()
         verbs = re.findall(r"^ {4}(\w+)", top.partition("verbs:")[2], re.MULTILINE)
         pages = {"vllm-gac": top} | {f"vllm-gac {verb}": _help(verb) for verb in verbs}
@@ -26,17 +26,3 @@ def _help(*verb: str) -> str:
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         main([*verb, "--help"])
     return printed.getvalue()
-
-
-@contextmanager
-def _columns(width: int) -> Iterator[None]:
-    """argparse wraps lines for a terminal of so many columns, whatever the real one has."""
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(width)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = before
