@@ -9,8 +9,6 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from benchmarks.common.page import machine, source
-
 # Two numbers are an interval.
 Cell: TypeAlias = str | int | float | tuple[float, float] | None
 Row: TypeAlias = tuple[Cell, ...] | dict[str, Cell]
@@ -110,17 +108,6 @@ class Result(BaseModel):
             return [self.ratio(row, column) for row in self.rows]
         cells = [self.cell(row, column) for row in self.rows]
         return [cell if isinstance(cell, int | float) else None for cell in cells]
-
-
-def provenance(module: str, device: str = "cuda", commit: str | None = None) -> dict[str, Any]:
-    """The fields of a `Result` that say what measured it, and on what.
-
-    Args:
-        module: The module that is the command.
-        device: "cuda" or "cpu". CUDA is initialized.
-        commit: Of the sources; git's, unless it is given.
-    """
-    return {"command": command_of(module), **source(commit), **on_machine(machine(device))}
 
 
 def on_machine(facts: Mapping[str, Any]) -> dict[str, Any]:

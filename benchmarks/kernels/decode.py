@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.page import add_commit
-from benchmarks.common.result import RANDOM_WEIGHTS, Cell, Result, provenance
+from benchmarks.common.page import add_commit, machine, source
+from benchmarks.common.result import RANDOM_WEIGHTS, Cell, Result, command_of, on_machine
 from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
@@ -105,7 +105,8 @@ def main() -> None:
         error = max(error, times["error"])
         rows.append(_row(case, times, best))
         print(rows[-1], flush=True)
-    about = provenance("benchmarks.kernels.decode", commit=options.commit)
+    about = {"command": command_of("benchmarks.kernels.decode")}
+    about |= source(options.commit) | on_machine(machine("cuda"))
     if options.stock:
         about["versions"]["vllm"] = metadata.version("vllm")
     _result(options.keys, options.fp8, rows, bandwidth, error, about).write(options.out)
