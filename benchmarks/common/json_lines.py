@@ -1,5 +1,6 @@
 """Files of JSON lines that runs append to, and that a killed run may have left cut."""
 
+import gzip
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,12 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def zipped_lines_of(path: Path) -> list[dict[str, Any]]:
+    """The objects of a gzipped file of JSON lines."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
 
 
 def without_a_cut_line(path: Path) -> None:

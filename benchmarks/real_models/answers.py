@@ -9,10 +9,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.json_lines import zipped_lines_of
 from benchmarks.real_models.human_eval import question
-from benchmarks.real_models.overlap import Overlap, read_problems
+from benchmarks.real_models.overlap import Overlap
 from benchmarks.real_models.prompts import exercise_of, exercise_requests, prompts
-from benchmarks.real_models.texts import SPLITS, read_records, write_records
+from benchmarks.real_models.texts import SPLITS, write_records
 from vllm_gac.errors import GacError
 from vllm_gac.texts.text_files import rows
 
@@ -47,18 +48,18 @@ def write_exercises(
     """
     path = texts / _EXERCISES
     exercises = (
-        {each["prompt"]: each["split"] for each in read_records(path)} if path.exists() else {}
+        {each["prompt"]: each["split"] for each in zipped_lines_of(path)} if path.exists() else {}
     )
     rng = random.Random(len(exercises))  # asks for others than those that are there
     whole = sum(_SHARES[split] for split in splits)
     split_of: dict[str, str] = {}
     for split in splits:
         share = _SHARES[split] / whole
-        code = read_records(texts / f"code-{split}.jsonl.gz")
+        code = zipped_lines_of(texts / f"code-{split}.jsonl.gz")
         split_of = dict.fromkeys(exercise_requests(code, int(share * count), rng), split) | split_of
     _, answered = _answered(model, texts, list(split_of), engines)
     overlap = Overlap(problems)
-    names = {problem["entry_point"] for problem in read_problems(problems)}
+    names = {problem["entry_point"] for problem in zipped_lines_of(problems)}
     for request, answer in answered:
         name, exercise = exercise_of(answer)
         if exercise and name not in names and not overlap.found_in(exercise):
@@ -84,13 +85,13 @@ def write_answers(model: Path, texts: Path, problems: Path, count: int, engines:
     """
     files: dict[str, str] = {}
     for split, share in _SHARES.items() if count else ():
-        code, prose = (read_records(texts / f"{kind}-{split}.jsonl.gz") for kind in _KINDS)
+        code, prose = (zipped_lines_of(texts / f"{kind}-{split}.jsonl.gz") for kind in _KINDS)
         about = prompts(code, prose, int(share * count))
         files = dict.fromkeys(about, f"answers-{split}") | files
     if (texts / _EXERCISES).exists():
-        for exercise in read_records(texts / _EXERCISES):
+        for exercise in zipped_lines_of(texts / _EXERCISES):
             files.setdefault(exercise["prompt"], f"exercises-{exercise['split']}")
-    for problem in read_problems(problems):
+    for problem in zipped_lines_of(problems):
         files[question(problem)] = _TASKS
     missing = {file for file in files.values() if not (texts / f"{file}.jsonl.gz").exists()}
     if not missing:

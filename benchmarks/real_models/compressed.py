@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -145,11 +144,6 @@ def facts(dense: Path, model: Path) -> dict[str, Any]:
         about["expected_loss"] = planned.get("expected_loss")
         about["fp8_keys_loss"] = planned.get("notes", {}).get("fp8_keys_loss")
     return about
-
-
-def forget(work: Path, name: str) -> None:
-    """Remove the model of a row."""
-    shutil.rmtree(work / directory_name(name), ignore_errors=True)
 
 
 def _last_line(log: Path) -> str:

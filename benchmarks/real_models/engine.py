@@ -18,11 +18,10 @@ _CONTEXT, _STEP_TOKENS = 4096, 2048
 # Tokens of the cache for each sequence, on average.
 _TOKENS_EACH = 1152
 _BYTES = 2  # of an element of the cache, at most
-# Of sampled answers to HumanEval, and tokens and seconds of all answers.
+SECONDS = 300  # that an engine may take to start, and for an answer
+# Of sampled answers to HumanEval, and tokens of all answers.
 SAMPLING = {"temperature": 0.2, "top_p": 0.95}
-_ANSWER_TOKENS, _ANSWER_SECONDS = 700, 300
-
-
+_ANSWER_TOKENS = 700
 # Arguments of vLLM's LLM by the name of a precision: what is quantized to FP8 at the start.
 _WEIGHTS = {"quantization": "fp8_per_tensor"}
 _CACHE = {"kv_cache_dtype": "fp8"}
@@ -60,7 +59,7 @@ class Serving:
 def complete(engine: Engine, prompts: list[str], **sampling: Any) -> list[tuple[str, int, bool]]:
     """Each answer of an engine, its tokens, and whether it ended by itself."""
     answers: list[tuple[str, int, bool]] = engine.ask(
-        _complete, seconds=_ANSWER_SECONDS, prompts=prompts, **sampling
+        _complete, seconds=SECONDS, prompts=prompts, **sampling
     )
     return answers
 

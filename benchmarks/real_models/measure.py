@@ -4,6 +4,7 @@ Each measurement is appended to a file of JSON lines as soon as it is there. One
 why in its place, and the others go on.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,13 +15,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.json_lines import append_line
+from benchmarks.common.json_lines import append_line, zipped_lines_of
 from benchmarks.common.page import machine, source
 from benchmarks.real_models.as_served import against_reference, prompt_scores
-from benchmarks.real_models.compressed import Making, directory_name, facts, forget
-from benchmarks.real_models.engine import SAMPLING, Serving, complete, serving
+from benchmarks.real_models.compressed import Making, directory_name, facts
+from benchmarks.real_models.engine import SAMPLING, SECONDS, Serving, complete, serving
 from benchmarks.real_models.human_eval import passed, question
-from benchmarks.real_models.overlap import read_problems
 from benchmarks.real_models.rows import OWN_ATTENTION, ROWS
 from vllm_gac.steps.evaluate.compare import Baseline
 from vllm_gac.steps.evaluate.perplexity import window_batches
@@ -28,8 +28,6 @@ from vllm_gac.texts.tokenizer import ModelTokenizer
 
 TEXTS = ("code", "prose", "answers", "exercises", "tasks")  # those that there are
 _LENGTH, _SEQUENCES = 1024, 512
-# That an engine may take to start, and for an answer.
-_START_SECONDS, _SECONDS = 240, 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +61,18 @@ class Measuring:
     def measure(self, names: Sequence[str]) -> None:
         """Measure rows of ROWS by their names, in turn."""
         self.making.work.mkdir(parents=True, exist_ok=True)
-        baselines = (
-            {}
-            if not self.max_tokens
-            else {
-                text: Baseline(
-                    self.making.model,
-                    [self.texts / f"{text}-held-out.jsonl.gz"],
-                    sequence_length=_LENGTH,
-                    max_tokens=self.max_tokens,
-                    device=self.making.device,
-                )
-                for text in TEXTS
-                if (self.texts / f"{text}-held-out.jsonl.gz").exists()
-            }
-        )
+        files = {text: self.texts / f"{text}-held-out.jsonl.gz" for text in TEXTS}
+        baselines = {
+            text: Baseline(
+                self.making.model,
+                [file],
+                sequence_length=_LENGTH,
+                max_tokens=self.max_tokens,
+                device=self.making.device,
+            )
+            for text, file in files.items()
+            if self.max_tokens and file.exists()
+        }
         for name in names:
             self._row(name, baselines)
 
@@ -92,7 +87,7 @@ class Measuring:
         for precision in self.precisions:
             self._recorded(name, precision, partial(self._served, name, directory, precision))
         if not self.keep and ROWS[name].compressed:
-            forget(self.making.work, name)
+            shutil.rmtree(self.making.work / directory_name(name), ignore_errors=True)
 
     def _made(self, name: str) -> dict[str, Any]:
         directory = self.making.make(name)
@@ -100,7 +95,7 @@ class Measuring:
 
     def _served(self, name: str, directory: Path, precision: str) -> dict[str, Any]:
         """HumanEval, and log probabilities, by one engine."""
-        problems = read_problems(self.problems)
+        problems = zipped_lines_of(self.problems)
         how = Serving(
             compressed=ROWS[name].compressed,
             precision=precision,
@@ -112,11 +107,10 @@ class Measuring:
         questions = [question(problem) for problem in problems]
         sequences = min(_SEQUENCES, max(len(problems) * max(self.samples, 1), 1))
         with serving(name, directory, how, log, sequences=sequences) as engine:
-            started = engine.wait(_START_SECONDS)
+            started = engine.wait(SECONDS)
             if self.windows:
-                scores = engine.ask(
-                    prompt_scores, seconds=_SECONDS, windows=[ids.tolist() for ids in tokens]
-                )
+                windows = [ids.tolist() for ids in tokens]
+                scores = engine.ask(prompt_scores, seconds=SECONDS, windows=windows)
             answers = complete(engine, questions, temperature=0)
             sampled = complete(engine, questions * self.samples, **SAMPLING) if self.samples else []
         served = time.monotonic() - begun
@@ -162,13 +156,11 @@ class Measuring:
         except Exception as e:
             failed = {"error": f"{type(e).__name__}: {e}"[:1000]}
         seconds = round(time.monotonic() - begun, 1)
+        about = source(self.commit) | machine(self.making.device)
+        about |= {"model": self.making.model.name, "vllm": metadata.version("vllm")}
         line = {"row": name, "measured": what, "seconds": seconds, **(measured or {}), **failed}
-        append_line(self.out / "rows.jsonl", line | self._about())
+        append_line(self.out / "rows.jsonl", line | about)
         print(f"{name}: {what}, {seconds} s{': ' if failed else ''}{failed.get('error', '')}")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return measured
-
-    def _about(self) -> dict[str, Any]:
-        about = source(self.commit) | machine(self.making.device)
-        return {"model": self.making.model.name, "vllm": metadata.version("vllm"), **about}

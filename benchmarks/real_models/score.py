@@ -8,13 +8,13 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.common.engine_process import EngineError
-from benchmarks.real_models.engine import SAMPLING, Serving, complete, serving
+from benchmarks.common.json_lines import zipped_lines_of
+from benchmarks.real_models.engine import SAMPLING, SECONDS, Serving, complete, serving
 from benchmarks.real_models.human_eval import passed, question
-from benchmarks.real_models.overlap import read_problems
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.families import ARCHITECTURE
 
-_SAMPLES, _START_SECONDS = 5, 300
+_SAMPLES = 5
 _SHOWN = 8000  # characters of the log of an engine that failed
 
 
@@ -26,14 +26,14 @@ def score(model: Path, problems: Path) -> float:
             cache.
         problems: HumanEval.jsonl.gz.
     """
-    asked = read_problems(problems)[::2] * _SAMPLES
+    asked = zipped_lines_of(problems)[::2] * _SAMPLES
     compressed = ARCHITECTURE in open_checkpoint(model).raw_config.get("architectures", ())
     how = Serving(compressed=compressed, precision="fp8" if compressed else "bf16")
     with tempfile.TemporaryDirectory() as logs:
         log = Path(logs) / "engine.log"
         try:
             with serving("score", model, how, log, sequences=len(asked)) as engine:
-                engine.wait(_START_SECONDS)
+                engine.wait(SECONDS)
                 answers = complete(engine, [question(problem) for problem in asked], **SAMPLING)
         except EngineError:
             print(log.read_text()[-_SHOWN:], file=sys.stderr)  # it goes with its directory

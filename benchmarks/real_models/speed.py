@@ -12,12 +12,11 @@ from benchmarks.common.engine_process import Engine
 from benchmarks.common.engine_questions import batch_seconds, facts
 from benchmarks.common.json_lines import append_line
 from benchmarks.common.page import source
-from benchmarks.real_models.engine import Serving
+from benchmarks.real_models.engine import SECONDS, Serving
 from benchmarks.real_models.rows import DENSE, INT4, OWN_ATTENTION
 
 _SEQUENCES = (1, 8, 64, 256, 512)
 _TOKENS = {"length": 2048, "output": 128}  # of each prompt and of its answer
-_START_SECONDS, _SECONDS = 300, 180
 
 
 def measure_speed(models: Sequence[tuple[str, Path]], out: Path, commit: str | None) -> None:
@@ -56,14 +55,12 @@ def _measured(directory: Path, how: Serving, out: Path) -> dict[str, Any]:
             seed=0,
             **how.options(),
         )
-        engine.wait(_START_SECONDS)
-        about: dict[str, Any] = engine.ask(facts, seconds=_SECONDS)
-        engine.ask(batch_seconds, seconds=_SECONDS, prompts=1, seed=-1, **_TOKENS)
+        engine.wait(SECONDS)
+        about: dict[str, Any] = engine.ask(facts, seconds=SECONDS)
+        engine.ask(batch_seconds, seconds=SECONDS, prompts=1, seed=-1, **_TOKENS)
         about["batches"] = []
         for count in _SEQUENCES:
-            batch = engine.ask(
-                batch_seconds, seconds=_SECONDS, prompts=count, seed=count, **_TOKENS
-            )
+            batch = engine.ask(batch_seconds, seconds=SECONDS, prompts=count, seed=count, **_TOKENS)
             rate = count * _TOKENS["output"] / batch["seconds"]
             about["batches"].append({"sequences": count, **batch, "tokens_per_second": rate})
     finally:

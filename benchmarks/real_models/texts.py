@@ -73,12 +73,6 @@ def write_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
             packed.write((json.dumps(record) + "\n").encode())
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of such a file."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
 def _split(package: str) -> str:
     at = int.from_bytes(hashlib.sha256(package.encode()).digest()[:4]) / 2**32
     for split, share in _SHARES.items():

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.common.json_lines import append_line, lines_of
+from benchmarks.common.json_lines import append_line, lines_of, zipped_lines_of
 from benchmarks.real_models import answers, headline_jobs, lease_jobs, parts, texts
 from benchmarks.real_models.__main__ import main
 from benchmarks.real_models.as_served import against_reference
@@ -112,7 +112,7 @@ def test_texts_are_split_by_package_without_problems(
     written = json.loads((tmp_path / "texts" / "texts.json").read_text())["texts"]
     by_part = {}
     for split in texts.SPLITS:
-        records = texts.read_records(tmp_path / "texts" / f"code-{split}.jsonl.gz")
+        records = zipped_lines_of(tmp_path / "texts" / f"code-{split}.jsonl.gz")
         by_part[split] = {record["package"] for record in records} - {texts.LIBRARY}
         said = written[f"code-{split}.jsonl.gz"]
         assert said["overlap_dropped"] == len(by_part[split])
@@ -120,7 +120,7 @@ def test_texts_are_split_by_package_without_problems(
         assert not any(
             "a test" in record["text"] for record in records if record["package"] in names
         )
-        prose = texts.read_records(tmp_path / "texts" / f"prose-{split}.jsonl.gz")
+        prose = zipped_lines_of(tmp_path / "texts" / f"prose-{split}.jsonl.gz")
         assert {each for record in prose for each in record["text"].split("\n\n")} == {once}
         assert {record["package"] for record in prose} == by_part[split]
     assert sorted(set.union(*by_part.values())) == sorted(names)
@@ -204,7 +204,7 @@ def test_answers_go_to_the_split_of_their_prompt_without_problems(
         texts.write_records(tmp_path / f"code-{split}.jsonl.gz", [{"text": code}])
         texts.write_records(tmp_path / f"prose-{split}.jsonl.gz", [])
     answers.write_exercises(tmp_path, tmp_path, problems, 40)
-    exercises = texts.read_records(tmp_path / "exercises.jsonl.gz")
+    exercises = zipped_lines_of(tmp_path / "exercises.jsonl.gz")
     assert len({each["prompt"] for each in exercises}) == len(exercises) > 20
     assert not [each for each in exercises if "double" in each["prompt"]]  # as HumanEval's
     answers.write_answers(tmp_path, tmp_path, problems, 20)
@@ -212,21 +212,21 @@ def test_answers_go_to_the_split_of_their_prompt_without_problems(
     assert [about[f"answers-{split}"] for split in texts.SPLITS] == [4, 13, 2]
     assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == []
     for split in texts.SPLITS:
-        for row in texts.read_records(tmp_path / f"answers-{split}.jsonl.gz"):
+        for row in zipped_lines_of(tmp_path / f"answers-{split}.jsonl.gz"):
             assert split[:4] in row["messages"][0]["content"]
-        written = texts.read_records(tmp_path / f"exercises-{split}.jsonl.gz")
+        written = zipped_lines_of(tmp_path / f"exercises-{split}.jsonl.gz")
         prompts = [each["prompt"] for each in exercises if each["split"] == split]
         assert [row["messages"][0]["content"] for row in written] == prompts
-    (task,) = texts.read_records(tmp_path / "tasks-held-out.jsonl.gz")
+    (task,) = zipped_lines_of(tmp_path / "tasks-held-out.jsonl.gz")
     assert PROBLEM["prompt"] in task["messages"][0]["content"]
     answers.write_exercises(tmp_path, tmp_path, problems, 40, ["healing"], engines=3)
-    more = texts.read_records(tmp_path / "exercises.jsonl.gz")
+    more = zipped_lines_of(tmp_path / "exercises.jsonl.gz")
     assert more[: len(exercises)] == exercises
     assert {each["split"] for each in more[len(exercises) :]} == {"healing"}
     (tmp_path / "exercises-healing.jsonl.gz").unlink()
     answers.write_answers(tmp_path, tmp_path, problems, 0, engines=2)  # what is there stays
-    assert len(texts.read_records(tmp_path / "answers-healing.jsonl.gz")) == 13
-    written = texts.read_records(tmp_path / "exercises-healing.jsonl.gz")
+    assert len(zipped_lines_of(tmp_path / "answers-healing.jsonl.gz")) == 13
+    written = zipped_lines_of(tmp_path / "exercises-healing.jsonl.gz")
     of_split = [each for each in more if each["split"] == "healing"]
     assert len(written) == len(of_split) - 2  # each engine's first answer is as HumanEval's
     said = (tmp_path / "answers.json").read_bytes()
