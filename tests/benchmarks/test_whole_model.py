@@ -72,6 +72,7 @@ class FakeEngine:
 
 def rows_of(out: Path, cells: Sequence[Cell], *timed: Batch) -> list[dict[str, Any]]:
     FakeEngine.started = []
+    (out / "run.json").write_text('{"commit": "c", "date": "2026-01-01"}')
     serve.serve_all(cells, out, timed or BATCHES)
     return lines_of(out / serve.ROWS)
 
@@ -89,8 +90,6 @@ def test_a_failure_stops_nothing_and_only_what_is_missing_is_served_again(
     (started,) = FakeEngine.started
     assert (started["attention_backend"], started["kv_cache_dtype"]) == ("GAC", "fp8")
     assert len([row for row in rows if "batch" in row]) == len(cells) * len(BATCHES)
-
-    (tmp_path / "run.json").write_text('{"commit": "c", "date": "2026-01-01"}')
     written = result_of(tmp_path)
     assert [row[0] for row in written.rows] == [cells[0].name, cells[1].name, cells[2].name]
     assert written.rows[0][1:] == (10, *[0.5] * len(BATCHES))
@@ -106,7 +105,6 @@ def test_what_is_free_is_compared_at_each_number_of_sequences(
     assert "attention_backend" not in stock
     assert (attention["attention_backend"], attention["load_format"]) == ("GAC", "dummy")
     assert (layers["attention_backend"], layers["load_format"]) == ("GAC", "gac")
-    (tmp_path / "run.json").write_text('{"commit": "c", "date": "2026-01-01"}')
     written = result_of(tmp_path)
     assert written.cell(written.rows[2], "512x1024->256, s") == 0.5
     assert written.cell(written.rows[2], "512 decoding, ms a step") == pytest.approx(0.9804)
@@ -120,7 +118,6 @@ def test_two_gpus_are_compared_with_the_dense_model_on_as_many(
     failed = TWO_GPUS[3].name
     monkeypatch.setattr(FakeEngine, "broken", failed)
     rows_of(tmp_path, TWO_GPUS, ONE_PROMPT, PREFILL, DECODE)
-    (tmp_path / "run.json").write_text('{"commit": "c", "date": "2026-01-01"}')
     written = result_of(tmp_path)
     assert [*written.failed] == [failed]
     plan, no_dense = (written.rows[index] for index in (1, 4))
