@@ -19,9 +19,7 @@ from vllm_gac.gpu.latency.layer import (
     layer_microseconds,
     mlp_microseconds,
 )
-from vllm_gac.gpu.latency.layer import (
-    DENSE as STOCK_MODEL,
-)
+from vllm_gac.gpu.latency.layer import DENSE as STOCK_MODEL
 from vllm_gac.gpu.latency.linears import Linear, take_quantized
 from vllm_gac.gpu.latency.passes import fused_microseconds, pass_microseconds
 from vllm_gac.gpu.profile import (

@@ -23,11 +23,7 @@ from vllm_gac.gpu.latency.layer import (
     mlp_microseconds,
 )
 from vllm_gac.gpu.latency.prefill import prefill_microseconds
-from vllm_gac.gpu.profile import (
-    GpuProfile,
-    PrefillTime,
-    SustainedTime,
-)
+from vllm_gac.gpu.profile import GpuProfile, PrefillTime, SustainedTime
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ValueLayout, layout_of
 
@@ -277,11 +273,7 @@ def test_small_kernels_take_the_launch_time() -> None:
         # One low-rank linear parts the ones beside it.
         ({"gate": 1024}, [(1024, 4096), (14336, 1024), (14336, 4096)], (28672, 4096)),
         # Aligned down factors of one input are one GEMM.
-        (
-            {"gate": 1024, "up": 512},
-            [(1536, 4096), (14336, 1024), (14336, 512)],
-            (28672, 4096),
-        ),
+        ({"gate": 1024, "up": 512}, [(1536, 4096), (14336, 1024), (14336, 512)], (28672, 4096)),
         (
             {"gate": 1024, "up": 513},
             [(1024, 4096), (513, 4096), (14336, 1024), (14336, 513)],

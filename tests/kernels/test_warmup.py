@@ -97,9 +97,7 @@ LAUNCHES = [
 ]
 
 
-def test_skinny_gemms_are_compiled_ahead(
-    compiled: list[str],
-) -> None:
+def test_skinny_gemms_are_compiled_ahead(compiled: list[str]) -> None:
     count = compile_skinny_gemm(LAUNCHES, 8192, CPU)
     ahead = set(compiled)
     assert len(ahead) == count

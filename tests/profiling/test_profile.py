@@ -15,13 +15,7 @@ from tests.support.command import error, result
 from tests.support.old_profile import without_fp8
 from vllm_gac.cli import main
 from vllm_gac.errors import ProfileError
-from vllm_gac.gpu.profile import (
-    W4A16_GROUP,
-    Dtype,
-    GpuProfile,
-    PrefillTime,
-    WeightsDtype,
-)
+from vllm_gac.gpu.profile import W4A16_GROUP, Dtype, GpuProfile, PrefillTime, WeightsDtype
 from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile, write_profile
 from vllm_gac.profiling import (
     decode,

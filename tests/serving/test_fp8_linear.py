@@ -59,9 +59,7 @@ def _is_fp8(
         return Fp8Linear(kind(**linear)).is_fp8
 
 
-def test_only_plain_linears_take_quantized_inputs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_plain_linears_take_quantized_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _is_fp8(monkeypatch)
     assert _is_fp8(monkeypatch, kind=RowLinear)
     assert _is_fp8(monkeypatch, bias="bias")

@@ -6,13 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.serving.engines import (
-    GPU_OPTIONS,
-    OPTIONS,
-    answers,
-    assert_same,
-    in_engine_process,
-)
+from tests.serving.engines import GPU_OPTIONS, OPTIONS, answers, assert_same, in_engine_process
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.support.stored_models import change_tensors
 

@@ -51,9 +51,7 @@ FAMILY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-def test_lora_for_every_layer_shape_matches_the_merged_model(
-    tmp_path: Path,
-) -> None:
+def test_lora_for_every_layer_shape_matches_the_merged_model(tmp_path: Path) -> None:
     """It adapts every linear: fused, of unequal heads, low rank, and in a layer that is padded."""
     model, adapter, merged = (tmp_path / name for name in ("model", "adapter", "merged"))
     write_model(model, HETEROGENEOUS, **SMOLLM)

@@ -17,9 +17,7 @@ pytestmark = pytest.mark.slow
 BY_TOKENS = {"method": "from_2_way_softmax", "classifier_from_token": ["!", "a"]}
 
 
-def test_embeddings_and_classification_match_the_reference(
-    tmp_path: Path,
-) -> None:
+def test_embeddings_and_classification_match_the_reference(tmp_path: Path) -> None:
     write_model(tmp_path / "model", HETEROGENEOUS[:6])
     checkpoint = open_checkpoint(tmp_path / "model")
     model = reference(checkpoint)

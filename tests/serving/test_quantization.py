@@ -409,10 +409,7 @@ GATE_B = "model.layers.3.mlp.gate_proj.B.weight"
     ],
 )
 def test_incomplete_packed_checkpoint_is_refused(
-    packed: Path,
-    tmp_path: Path,
-    change: Callable[[dict[str, torch.Tensor]], object],
-    message: str,
+    packed: Path, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], object], message: str
 ) -> None:
     model = shutil.copytree(packed, tmp_path / "model")
     change_tensors(model / "model.safetensors", change)
@@ -561,9 +558,7 @@ def test_unsupported_cache_schemes_are_refused(
         "kv_cache_scheme": FP8_CACHE | {"strategy": changes["scheme"]},
     }
     model_config: Any = SimpleNamespace(
-        hf_config=hf_config,
-        runner_type="generate",
-        convert_type="none",
+        hf_config=hf_config, runner_type="generate", convert_type="none"
     )
     refused = pytest.raises(CheckpointError, match=message) if message else nullcontext()
     with refused:

@@ -39,10 +39,7 @@ FLEX = AttentionBackendEnum.FLEX_ATTENTION
         ({"kv_transfer_config": KVTransferConfig()}, None),
         ({"cache_config": CacheConfig(kv_offloading_size=1.0)}, None),
         ({"attention_config": AttentionConfig(backend=FLEX)}, None),
-        (
-            {"attention_config": AttentionConfig(backend_per_kind={"full_attention": FLEX})},
-            None,
-        ),
+        ({"attention_config": AttentionConfig(backend_per_kind={"full_attention": FLEX})}, None),
         ({"speculative_config": object()}, None),
     ],
 )

@@ -107,10 +107,7 @@ ON_A_GPU: list[tuple[dict[str, Any], str]] = [
     ({"drafted": 8}, "num_speculative_tokens .*8"),
 ]
 ANYWHERE: list[tuple[dict[str, Any], str]] = [
-    (
-        {"sizes": {"decode_context_parallel_size": 2}},
-        "^--decode-context-parallel-size: .*2",
-    ),
+    ({"sizes": {"decode_context_parallel_size": 2}}, "^--decode-context-parallel-size: .*2"),
     ({"sizes": {"prefill_context_parallel_size": 2}}, "^--prefill-context-parallel-size: .*2"),
 ]
 

@@ -209,9 +209,7 @@ def test_create_engine_config_refuses_a_gac_model_for_other_code(
         arguments.create_engine_config()
 
 
-def test_other_models_use_the_previous_parser(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_models_use_the_previous_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
     class Before(HFConfigParser):

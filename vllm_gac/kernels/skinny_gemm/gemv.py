@@ -13,14 +13,7 @@ from vllm_gac.kernels.skinny_gemm.share import fetch, program_tile
 
 
 @triton.jit(
-    do_not_specialize=[
-        "k0_div8",
-        "k1_div8",
-        "k2_div8",
-        "features_0",
-        "features_1",
-        "features_2",
-    ]
+    do_not_specialize=["k0_div8", "k1_div8", "k2_div8", "features_0", "features_1", "features_2"]
 )
 def skinny_gemv(
     x,

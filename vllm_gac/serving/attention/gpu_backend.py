@@ -38,10 +38,7 @@ from vllm_gac.serving.attention.prefill import (
 )
 from vllm_gac.serving.attention.prefill_kernels import in_place_kernel, installed_gpu
 from vllm_gac.serving.attention.prefill_memory import max_gathered_tokens, prefill_bytes
-from vllm_gac.serving.attention.warmup import (
-    compile_prefill_kernels,
-    compiling_decode_kernels,
-)
+from vllm_gac.serving.attention.warmup import compile_prefill_kernels, compiling_decode_kernels
 from vllm_gac.serving.config.engine_options import (
     DTYPES,
     KV_CACHE_DTYPES,

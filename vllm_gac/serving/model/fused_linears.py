@@ -13,11 +13,7 @@ from torch import nn
 from vllm.config import get_current_vllm_config
 from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.logger import init_logger
-from vllm.model_executor.layers.linear import (
-    LinearBase,
-    RowParallelLinear,
-    UnquantizedLinearMethod,
-)
+from vllm.model_executor.layers.linear import LinearBase, RowParallelLinear, UnquantizedLinearMethod
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:

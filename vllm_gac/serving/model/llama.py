@@ -134,12 +134,7 @@ class GacDecoderLayer(nn.Module):
         layer = layout.layers[extract_layer_index(prefix)]
         quant_config = vllm_config.quant_config
         self.self_attn = GacSelfAttention(
-            layout,
-            layer,
-            config,
-            vllm_config.cache_config,
-            quant_config,
-            f"{prefix}.self_attn",
+            layout, layer, config, vllm_config.cache_config, quant_config, f"{prefix}.self_attn"
         )
         if layout.experts:
             self.mlp: GacMLP | GacExperts = GacExperts(vllm_config, f"{prefix}.mlp")
@@ -149,10 +144,7 @@ class GacDecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(layout.hidden_size, eps=config.rms_norm_eps)
 
     def forward(
-        self,
-        positions: torch.Tensor,
-        hidden_states: torch.Tensor,
-        residual: torch.Tensor | None,
+        self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Pre-norm attention and MLP of tokens at `positions`.
 
