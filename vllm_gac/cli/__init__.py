@@ -50,11 +50,7 @@ _VERBS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit status.
-
-    Args:
-        argv: The arguments. By default, those of the process.
-    """
+    """Run a command line, by default that of the process, and return its exit status."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may hold any bytes

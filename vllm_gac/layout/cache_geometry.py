@@ -28,15 +28,10 @@ class CacheGeometry:
 
     @classmethod
     def of(cls, layout: ModelLayout, layer: LayerLayout, tensor_parallel_size: int = 1) -> Self:
-        """The geometry of `layer` on one of `tensor_parallel_size` ranks.
+        """The geometry of `layer` on one of `tensor_parallel_size` ranks, at the layout's sizes.
 
-        Args:
-            layout: the whole model, or one whose heads are copied so that the ranks can share them.
-            layer: one of its layers.
-            tensor_parallel_size: divides the numbers of query, key and value heads.
-
-        Returns:
-            The heads of one rank, at the sizes that the layout says.
+        The layout is that of the whole model, or one whose heads are copied so that the ranks can
+        share them.
         """
         return cls(
             query_heads=layer.query_heads // tensor_parallel_size,

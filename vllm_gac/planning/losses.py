@@ -60,10 +60,8 @@ def loss_by_sequence(
 ) -> NDArray[np.float64]:
     """The expected loss of a plan on each of the sequences that probes ran on, [sequences].
 
-    Args:
-        stats: The statistics of the model.
-        layers: The layers of the plan.
-        of: The losses of all sequences together, as `read_losses` returns them.
+    `layers` are those of the plan, and the losses `of` all sequences together are as `read_losses`
+    returns them.
     """
     dense, probed = stats.model.layout, _read_probed(stats)
     shares = probed / np.maximum(probed.mean(2, keepdims=True), _MIN_LOSS)
@@ -126,11 +124,8 @@ def measured_losses(
 ) -> Losses:
     """Combine errors and probes into losses.
 
-    Args:
-        dense: The model's layout.
-        tried: The probes, which are the same in every layer.
-        errors: The error curves of every layer, by name.
-        measured: [layers, probes] what they lose, in nats per token.
+    The `tried` probes are the same in every layer. `errors` are the error curves of every layer, by
+    name, and `measured` is what its probes lose, [layers, probes], in nats per token.
     """
     losses = []
     for of, lost in zip(errors, np.maximum(measured, _MIN_LOSS), strict=True):

@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 class InProcessEngine:
-    """An engine that is up.
-
-    Args:
-        model: The model that it runs, for messages.
-        llm: The engine.
-    """
+    """An engine that is up; messages name the model that it runs."""
 
     def __init__(self, model: Path, llm: "LLM") -> None:
         self._model, self._llm = model, llm

@@ -53,12 +53,7 @@ class _Awq(_Grouped):
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """Words down the columns of a weight.
-
-    Attributes:
-        bits: Of one integer.
-        block: What shares a scale.
-    """
+    """Words down the columns of a weight, of integers of `bits`; each `block` shares a scale."""
 
     bits: int
     block: Block
@@ -86,8 +81,7 @@ class Gptq:
 class Awq:
     """Words of eight numbers along the rows of a weight, in an order of their own.
 
-    Attributes:
-        block: What shares a scale.
+    Each `block` shares a scale.
     """
 
     block: Block

@@ -43,11 +43,7 @@ class Written:
 
 
 class Rows:
-    """The rows in a workspace. A run that was stopped goes on after its last whole `add`.
-
-    Args:
-        work: The workspace.
-    """
+    """The rows in a workspace. A run that was stopped goes on after its last whole `add`."""
 
     def __init__(self, work: Path) -> None:
         self.path, self._state, self._known = (
