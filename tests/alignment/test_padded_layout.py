@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 from tests.alignment.random_models import RandomModel, models
 from tests.support.dense_models import config
 from vllm_gac.alignment.rules import STRATEGIES, align, padded_layout
-from vllm_gac.layout.dims import (
-    KeyLayout,
-    ModelLayout,
-    layout_of,
-)
+from vllm_gac.layout.dims import KeyLayout, ModelLayout, layout_of
 
 strategies = st.sampled_from(STRATEGIES)
 

@@ -15,12 +15,7 @@ from vllm_gac.compression.backward import head_gradients
 from vllm_gac.compression.methods.statistics import metric_of, of_input
 from vllm_gac.compression.moments import shrunk
 from vllm_gac.compression.output_metrics import measure_output_metrics
-from vllm_gac.compression.reference_model import (
-    Reference,
-    embed,
-    layer_forward,
-    layer_weights,
-)
+from vllm_gac.compression.reference_model import Reference, embed, layer_forward, layer_weights
 from vllm_gac.compression.statistics_file import open_statistics
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LINEARS

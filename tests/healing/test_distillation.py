@@ -16,9 +16,7 @@ from vllm_gac.layout.dims import ModelLayout, layout_of
 
 
 def pair(
-    model: RandomModel,
-    rank: int | None = None,
-    at_once: int = 4096,
+    model: RandomModel, rank: int | None = None, at_once: int = 4096
 ) -> tuple[Distillation, Student]:
     """`model` beside a dense teacher of its family, and its weights."""
     kept = {key: value for key, value in model.raw.items() if key not in ("gac", "architectures")}

@@ -43,9 +43,7 @@ def statistics(calibrated: tuple[Path, Path, Path]) -> Statistics:
     return open_statistics(stats, open_checkpoint(directory))
 
 
-def test_a_probe_is_about_how_far_the_model_so_compressed_diverges(
-    statistics: Statistics,
-) -> None:
+def test_a_probe_is_about_how_far_the_model_so_compressed_diverges(statistics: Statistics) -> None:
     checkpoint = statistics.model
     dense, model = checkpoint.layout, reference(checkpoint)
     tokens, measured = statistics.tokens(HELD), statistics.probes().mean(2)

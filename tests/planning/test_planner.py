@@ -24,11 +24,7 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.methods.heads.method import attention_candidates
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.decode_fit import check_layer
-from vllm_gac.gpu.latency.layer import (
-    BatchMix,
-    Deployment,
-    mlp_microseconds,
-)
+from vllm_gac.gpu.latency.layer import BatchMix, Deployment, mlp_microseconds
 from vllm_gac.gpu.profile_files import read_profile, write_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, layout_of
 from vllm_gac.planning.knapsack_items import choices_of, part_candidates, part_parameters
@@ -432,11 +428,7 @@ def test_keys_that_fp8_rounds_away_are_cached_as_latents(models: Models) -> None
 )
 @pytest.mark.parametrize("tp", [1, 4])
 def test_planned_dims_need_no_padding_for_quantization(
-    models: Models,
-    quantization: str,
-    cache: str,
-    quantized: QuantizationMultiples,
-    tp: int,
+    models: Models, quantization: str, cache: str, quantized: QuantizationMultiples, tp: int
 ) -> None:
     big = models["big"]
     request = PlanRequest(

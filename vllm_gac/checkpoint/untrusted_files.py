@@ -26,9 +26,7 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def read_json(
-    path: Path,
-    error: type[GacError] = CheckpointError,
-    max_bytes: int = MAX_BYTES,
+    path: Path, error: type[GacError] = CheckpointError, max_bytes: int = MAX_BYTES
 ) -> dict[str, Any]:
     """Parse the JSON object in `path`.
 
@@ -41,11 +39,7 @@ def read_json(
     return parse_json(raw, str(path), error)
 
 
-def parse_json(
-    raw: bytes,
-    where: str,
-    error: type[GacError] = CheckpointError,
-) -> dict[str, Any]:
+def parse_json(raw: bytes, where: str, error: type[GacError] = CheckpointError) -> dict[str, Any]:
     """Parse UTF-8 `raw` under the same rules; `where` names its origin in error messages."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -107,10 +107,7 @@ def entering_states(
 
 
 def head_gradients(
-    model: Reference,
-    read: Callable[[str], torch.Tensor],
-    hidden: torch.Tensor,
-    draws: int,
+    model: Reference, read: Callable[[str], torch.Tensor], hidden: torch.Tensor, draws: int
 ) -> torch.Tensor:
     """Gradients of each sequence's loss, summed over its tokens, by the last layer's output.
 

@@ -11,12 +11,7 @@ import torch
 
 from vllm_gac.compression.methods.base import MERGEABLE, Compressor, Probe
 from vllm_gac.compression.methods.registry import METHODS, methods_of
-from vllm_gac.compression.methods.statistics import (
-    NORMED_KEYS,
-    QUERY_ENERGY,
-    metric_of,
-    of_input,
-)
+from vllm_gac.compression.methods.statistics import NORMED_KEYS, QUERY_ENERGY, metric_of, of_input
 from vllm_gac.compression.moments import toward_diagonal
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 

@@ -269,11 +269,7 @@ def _write_layer(
 
 
 def _probed(
-    run: _Run,
-    index: int,
-    layer: MeasuredLayer,
-    tried: Sequence[Probe],
-    held: torch.Tensor,
+    run: _Run, index: int, layer: MeasuredLayer, tried: Sequence[Probe], held: torch.Tensor
 ) -> torch.Tensor:
     """What the probes of layer `index` lose by the quadratic form, [probes, sequences]."""
     count, length, size = held.shape

@@ -115,13 +115,7 @@ class Refitting:
             streams = self._through(made, dense, written, streams)
         return streams
 
-    def _through(
-        self,
-        index: int,
-        dense: Weights,
-        small: Weights,
-        entering: Streams,
-    ) -> Streams:
+    def _through(self, index: int, dense: Weights, small: Weights, entering: Streams) -> Streams:
         """The hidden states that leave layer `index`, dense and compressed."""
         before, after = (layout.layers[index] for layout in (self._model.layout, self._layout))
         left = layer_output(self._model, before, dense, entering.dense)

@@ -18,13 +18,7 @@ from torch.nn.functional import kl_div, linear, nll_loss
 from torch.utils.checkpoint import checkpoint
 
 from vllm_gac.checkpoint.layer_shards import read_layer
-from vllm_gac.compression.reference_model import (
-    Reference,
-    batches,
-    embed,
-    last_norm,
-    layer_forward,
-)
+from vllm_gac.compression.reference_model import Reference, batches, embed, last_norm, layer_forward
 from vllm_gac.healing.guard import Score
 from vllm_gac.healing.processes import Processes
 from vllm_gac.healing.sharded_module import ShardedModule

@@ -143,11 +143,7 @@ def kept_layers(student: ModelLayout, needed: Memory, tokens: int, free: int | N
 
 
 def chosen_rank(
-    requested: str,
-    adapter_rank: int,
-    full: Memory,
-    adapters: Memory,
-    free: int | None,
+    requested: str, adapter_rank: int, full: Memory, adapters: Memory, free: int | None
 ) -> int | None:
     """The rank of the adapters to train, or None to train all weights of the layers.
 

@@ -68,9 +68,7 @@ def _with_config(file: Path, base: Path | None) -> Path:
 
 
 def _recognized(
-    directory: Path,
-    raw: Mapping[str, Any],
-    tensors: Mapping[str, TensorInfo],
+    directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
 ) -> tuple[Format, Checkpoint]:
     """The same of a config.json and of the headers of weights in `directory`."""
     if importer := recognize(raw, tensors):

@@ -14,14 +14,7 @@ from typing import Any, get_args
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.key_forms import KeyForm, is_latent
-from vllm_gac.layout.schema import (
-    Experts,
-    HfConfig,
-    LayerSection,
-    LinearName,
-    Role,
-    validate,
-)
+from vllm_gac.layout.schema import Experts, HfConfig, LayerSection, LinearName, Role, validate
 
 LINEARS: tuple[str, ...] = get_args(LinearName)
 _OF_MLP = tuple(name.removeprefix("mlp.") for name in LINEARS if name.startswith("mlp."))

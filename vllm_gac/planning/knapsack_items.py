@@ -66,9 +66,7 @@ class PartCandidates(Candidates):
 
 
 def part_candidates(
-    dense: ModelLayout,
-    request: PlanRequest,
-    deployment: Deployment | None,
+    dense: ModelLayout, request: PlanRequest, deployment: Deployment | None
 ) -> list[PartCandidates]:
     """Make the candidates for the parts of a layer that the request's methods change.
 
@@ -140,10 +138,7 @@ def choices_of(dense: ModelLayout, request: PlanRequest, deployment: Deployment 
 
 
 def _costs(
-    dense: ModelLayout,
-    prefix: Prefix,
-    layers: Sequence[LayerLayout],
-    weigh: Weigh | None,
+    dense: ModelLayout, prefix: Prefix, layers: Sequence[LayerLayout], weigh: Weigh | None
 ) -> Ints:
     """The costs [layers, budgets], as in `PartCandidates`."""
     columns = [[part_parameters(dense, layer, prefix) for layer in layers]]

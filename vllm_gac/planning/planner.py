@@ -197,10 +197,7 @@ def _about_loss(
 
 
 def _no_slower_solution(
-    request: PlanRequest,
-    model: Checkpoint,
-    losses: Losses,
-    problems: Problems,
+    request: PlanRequest, model: Checkpoint, losses: Losses, problems: Problems
 ) -> tuple[Problem, Solution, list[str]]:
     """The best choice that is predicted to be no slower than the dense model, if there is one.
 
@@ -240,10 +237,7 @@ def _no_slower_solution(
 
 
 def _best_solution(
-    request: PlanRequest,
-    model: Checkpoint,
-    losses: Losses,
-    problems: Problems,
+    request: PlanRequest, model: Checkpoint, losses: Losses, problems: Problems
 ) -> tuple[Problem, Solution]:
     """The best choice by the request's methods, or by some of them if it is better.
 

@@ -69,11 +69,7 @@ def check_output(out: Path, resume: bool = False, inputs: Iterable[Path] = ()) -
 
 @contextmanager
 def workspace(
-    out: Path,
-    command: str,
-    run: Mapping[str, Any],
-    resume: bool,
-    inputs: Iterable[Path] = (),
+    out: Path, command: str, run: Mapping[str, Any], resume: bool, inputs: Iterable[Path] = ()
 ) -> Iterator[Path]:
     """The locked workspace OUT.partial of a run of `command`; `run` (JSON values) describes it.
 

@@ -21,13 +21,7 @@ from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.writer import write_index
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
-from vllm_gac.runs.workspace import (
-    check_output,
-    end_workspace,
-    partial_of,
-    recorded,
-    workspace,
-)
+from vllm_gac.runs.workspace import check_output, end_workspace, partial_of, recorded, workspace
 from vllm_gac.version import version
 
 # More than any machine has. With a billion, OpenMP ends the process.

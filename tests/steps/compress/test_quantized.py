@@ -266,10 +266,7 @@ def test_families_whose_packed_tensors_are_not_read_are_named(
 
 
 def test_unsupported_compression_of_quantized_models_is_refused(
-    model_of: Callable[[str], Path],
-    text: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    model_of: Callable[[str], Path], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fp8, out = model_of("FP8_DYNAMIC"), tmp_path / "out"
     for arguments in ((), ("--method", "heads,lowrank")):

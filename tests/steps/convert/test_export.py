@@ -20,12 +20,7 @@ from tests.support.dense_models import config
 from tests.support.stored_models import logits_of
 from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.importers.open_any import open_any_format
-from vllm_gac.layout.dims import (
-    KeyLayout,
-    ModelLayout,
-    ValueLayout,
-    layout_of,
-)
+from vllm_gac.layout.dims import KeyLayout, ModelLayout, ValueLayout, layout_of
 from vllm_gac.steps.convert.export import export
 
 WIDE = config(num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3)
@@ -152,10 +147,7 @@ def test_block_configs_alone_say_the_same(layers: Any, tmp_path: Path) -> None:
     ],
 )
 def test_layers_that_no_other_format_can_store_are_refused(
-    changed: dict[str, Any],
-    sentence: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    changed: dict[str, Any], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = compressed(tmp_path / "gac", WIDE, {}, changed, changed)
     said = error(capsys, "export", model, "--out", tmp_path / "out")

@@ -20,13 +20,7 @@ from vllm_gac.compression.methods.registry import METHODS, methods_fault
 from vllm_gac.compression.passes import measure_statistics
 from vllm_gac.compression.statistics_file import FORMAT, stats_file
 from vllm_gac.errors import CheckpointError
-from vllm_gac.runs.workspace import (
-    claimed,
-    end_workspace,
-    partial_of,
-    publish,
-    refuse_existing,
-)
+from vllm_gac.runs.workspace import claimed, end_workspace, partial_of, publish, refuse_existing
 from vllm_gac.steps.calibrate.request import CalibrateRequest
 from vllm_gac.steps.calibrate.text import calibration_texts, warn_of_no_conversation
 from vllm_gac.texts.token_text import split_sequences

@@ -27,13 +27,7 @@ from vllm_gac.planning.problem import Problems
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.runs.workspace import remove_temporaries
 from vllm_gac.steps.evaluate.compare import MIN_WINDOWS
-from vllm_gac.steps.max_loss.attempt import (
-    Attempt,
-    Found,
-    asked_for,
-    described,
-    record,
-)
+from vllm_gac.steps.max_loss.attempt import Attempt, Found, asked_for, described, record
 
 logger = logging.getLogger(__name__)
 
