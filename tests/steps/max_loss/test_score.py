@@ -41,7 +41,7 @@ def test_the_score_falls_by_no_more_than_was_asked_and_a_failed_command_loses_no
     result(capsys, "plan", "dense", *fewest, "--out", "plan.json")
     line = (
         *("compress", "dense", "--out", "out", "--plan", "plan.json"),
-        *("--calibration", "text.txt", "--max-tokens", 1024, "--device", "cpu", "--quiet"),
+        *("--calibration", "text.txt", "--max-tokens", 4096, "--device", "cpu", "--quiet"),
         *("--score", f"{sys.executable} score.py"),
     )
     said = error(capsys, *line)
