@@ -84,7 +84,6 @@ def import_factorized(
         sources={name: _source(model, name) for name in layout.tensors()},
         expected=expected,
         tensors=tensors,
-        unused=frozenset({"lm_head.weight"} if tied else ()),
         **options,
     )
 

@@ -69,9 +69,7 @@ def import_layers(
     for index, dims in enumerate(layers):
         sources |= _own_sources(layout, dims, index, rope, dtype)
     expected = {n: s for n, s in layout.tensors().items() if sources[n].names == (n,)}
-    unused = {name for name in sources if name not in expected and name.endswith("norm.weight")}
-    if dense.tie_word_embeddings:
-        unused.add("lm_head.weight")
+    norms = (name for name in sources if name not in expected and name.endswith("norm.weight"))
     return imported(
         format,
         directory,
@@ -80,7 +78,7 @@ def import_layers(
         sources=sources,
         expected=expected,
         tensors=tensors,
-        unused=frozenset(unused),
+        unused=frozenset(norms),
     )
 
 

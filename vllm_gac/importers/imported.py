@@ -91,7 +91,7 @@ class Imported(Checkpoint):
         return self.expected
 
     def is_unused(self, name: str) -> bool:
-        return name in self.unused or name.endswith(".rotary_emb.inv_freq")
+        return name in self.unused or super().is_unused(name)
 
     def broken_part(self, name: str) -> str:
         names = self.sources[name].names

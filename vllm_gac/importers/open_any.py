@@ -95,7 +95,6 @@ def _recognized(
         sources={name: Source((name,)) for name in layout.tensors()},
         expected=layout.tensors(),
         tensors=stored,
-        unused=frozenset({"lm_head.weight"} if layout.tie_word_embeddings else ()),
     )
     return "hf-pruned", pruned
 
