@@ -75,21 +75,6 @@ def test_measured_losses_are_shown_if_they_are_valid(
     assert inspect(write_model(tmp_path / "bad", raw)).measured is None
 
 
-def attention(
-    layer: int, query: int, key: int, value: tuple[int, int]
-) -> Callable[[Tensors], object]:
-    """Reduce a layer to so many query and key heads of 16, and value heads (number, size)."""
-
-    def change(tensors: Tensors) -> None:
-        prefix = f"model.layers.{layer}.self_attn."
-        tensors[f"{prefix}q_proj.weight"] = ("BF16", (query * 16, 32))
-        tensors[f"{prefix}k_proj.weight"] = ("BF16", (key * 16, 32))
-        tensors[f"{prefix}v_proj.weight"] = ("BF16", (value[0] * value[1], 32))
-        tensors[f"{prefix}o_proj.weight"] = ("BF16", (32, query * value[1]))
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("query", "key", "value"),
     [
@@ -103,7 +88,17 @@ def attention(
 def test_pruned_heads_are_read_from_the_tensors(
     query: int, key: int, value: tuple[int, int], tmp_path: Path
 ) -> None:
-    directory = write_model(tmp_path, config(), attention(0, query, key, value))
+    """The first layer has so many query and key heads of 16, and value heads (number, size)."""
+    shapes = {
+        "q": (query * 16, 32),
+        "k": (key * 16, 32),
+        "v": (value[0] * value[1], 32),
+        "o": (32, query * value[1]),
+    }
+    first = {
+        f"model.layers.0.self_attn.{x}_proj.weight": ("BF16", shape) for x, shape in shapes.items()
+    }
+    directory = write_model(tmp_path, config(), lambda tensors: tensors.update(first))
     model_format, checkpoint = open_any_format(directory)
     assert model_format == "hf-pruned"
     assert list(faults(checkpoint)) == []

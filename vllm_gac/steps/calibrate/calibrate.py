@@ -153,7 +153,8 @@ def write_statistics(
 def _metadata(kept: StatsSpec, tokens: torch.Tensor, held: torch.Tensor) -> dict[str, str]:
     """What a statistics file says of itself, of texts [sequences, length] as token ids."""
     length = tokens.shape[1]
-    metric_tokens = min(_whole_sequences(_METRIC_TOKENS, length), tokens.numel())
+    # Of whole sequences, and of one at least.
+    metric_tokens = min(max(_METRIC_TOKENS // length, 1) * length, tokens.numel())
     return {
         "tokens": str(tokens.numel()),
         "tokens_sha256": _sha256(tokens),
@@ -181,8 +182,3 @@ def _few_tokens(tokens: int, width: int) -> str:
         f"fewer than {_FEW} the model that comes out is clearly worse. Give text of {enough:,} "
         f"tokens or more, about {max(enough * 4 / 1e6, 0.1):.1f} MB, and no smaller --max-tokens"
     )
-
-
-def _whole_sequences(tokens: int, length: int) -> int:
-    """`tokens` rounded down to whole sequences, but at least one sequence; 0 stays 0."""
-    return max(tokens // length, 1) * length if tokens else 0

@@ -163,7 +163,7 @@ def heal(
             inputs.measured,
             steps,
             state,
-            _digest(record),
+            hashlib.sha256(repr(record).encode()).hexdigest(),
         )
         show_progress = progress and processes.is_first
         guard = healing.train(show_progress)
@@ -208,7 +208,8 @@ def _models(
         teacher=Model(reference(dense, device=target), fixed),
         rest=weights.rest,
         processes=processes,
-        mixed=processes.device.type == "cuda" and _is_bf16(weights),
+        mixed=processes.device.type == "cuda"
+        and weights.tensor("model.embed_tokens.weight").dtype == torch.bfloat16,
         tokens_at_once=chosen.tokens_at_once,
         kept_layers=chosen.kept_layers,
     )
@@ -220,14 +221,6 @@ def _device_name(device: str) -> str:
     if torch.device(device).type == "cpu":
         return device
     return f"{device} ({torch.cuda.get_device_name(device)})"
-
-
-def _digest(run: dict[str, Any]) -> str:
-    return hashlib.sha256(repr(run).encode()).hexdigest()
-
-
-def _is_bf16(student: Student) -> bool:
-    return student.tensor("model.embed_tokens.weight").dtype == torch.bfloat16
 
 
 def _announcement(
