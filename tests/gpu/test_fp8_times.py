@@ -63,9 +63,18 @@ MEASURED = H200.model_copy(
         "passes": PASSES,
     }
 )
-
-
 WITH_FUSED = MEASURED.model_copy(update={"fused": FUSED})
+
+
+def apart_and_fused(
+    part: Any, layer: Any, mix: BatchMix = DECODE, types: Types = FP8, served: Any = COMPRESSED
+) -> tuple[float, float]:
+    """The times of a `part` without times of fused passes, and with them."""
+    apart, fused = (
+        part(DENSE, layer, Deployment(profile, mix, types), served)
+        for profile in (MEASURED, WITH_FUSED)
+    )
+    return apart, fused
 
 
 @pytest.mark.parametrize("dtype", get_args(WeightsDtype))
@@ -138,15 +147,12 @@ def test_a_compressed_layer_quantizes_in_the_kernels_before_its_linears(mix: Any
          norm + quantize[4096] + quantize[14336] + pass_microseconds("swiglu", m, 14336, MEASURED),
          ours["norm", 4096] + ours["swiglu", 14336]),
     ):  # fmt: skip
-        apart, fused = (part(DENSE, LAYER, Deployment(p, mix, FP8)) for p in (MEASURED, WITH_FUSED))
+        apart, fused = apart_and_fused(part, LAYER, mix)
         assert fused - apart == pytest.approx(more - less)
         # vLLM compiles its own model, and 16-bit linears are not quantized.
         for types, served in ((FP8, STOCK_MODEL), (Types(), COMPRESSED)):
-            times = [
-                part(DENSE, LAYER, Deployment(p, mix, types), served)
-                for p in (MEASURED, WITH_FUSED)
-            ]
-            assert times[0] == times[1]
+            apart, fused = apart_and_fused(part, LAYER, mix, types, served)
+            assert apart == fused
 
 
 def test_biases_matter_where_ranks_are_summed() -> None:
@@ -157,16 +163,10 @@ def test_biases_matter_where_ranks_are_summed() -> None:
 
 def test_low_rank_linears_quantize_by_themselves() -> None:
     for ranks in ({"gate": 1024, "up": 1024, "down": 1024}, {"gate": 1024}):
-        apart, fused = (
-            mlp_microseconds(DENSE, low_rank(**ranks), Deployment(p, DECODE, FP8))
-            for p in (MEASURED, WITH_FUSED)
-        )
+        apart, fused = apart_and_fused(mlp_microseconds, low_rank(**ranks))
         assert fused == apart
     # Gate and up take what the norm quantized, but nothing quantizes for factors of down.
-    down = low_rank(down=1024)
-    apart, fused = (
-        mlp_microseconds(DENSE, down, Deployment(p, DECODE, FP8)) for p in (MEASURED, WITH_FUSED)
-    )
+    apart, fused = apart_and_fused(mlp_microseconds, low_rank(down=1024))
     saved = moving_microseconds(64 * 4 * 4096, H200) + pass_microseconds(
         "quantize", 64, 4096, MEASURED
     )
