@@ -63,11 +63,11 @@ def _runs(path: Path, content: dict[str, Any]) -> Iterator[Run]:
             )
             for record in records
         )
-        due, *lengths = np.array(
-            [(r.scheduled, r.input_length, r.output_length) for r in records]
-        ).T
+        if not records:
+            raise ValueError("a benchmark without a request")
+        due = np.array([record.scheduled for record in records])
         traffic = {"scenario": scenario | {"description": ""}, "attribution": "guidellm's data"}
-        traffic |= summary(due, lengths[0], lengths[1], 0.0, 0)
+        traffic |= summary(due, requests, 0.0, 0)
         info = {
             "label": named[1] if named else path.stem,
             "start": path.stem,

@@ -5,6 +5,7 @@ rate does not change the lengths.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -60,39 +61,38 @@ def generate(scenario: Scenario) -> Schedule:
     longest = np.array([last[session] for session in range(len(times))])
     hash_ids, shared = _hash_ids(longest, scenario.block_tokens, scenario.prefixes, streams[4])
     requests = tuple(_request(scenario, turn, hash_ids[turn.session]) for turn in turns)
-    inputs = np.array([turn.input for turn in turns])
-    outputs = np.array([turn.output for turn in turns])
     # A turn's prompt is the beginning of the next one's.
-    shared += int(inputs.sum() - longest.sum())
+    shared += sum(turn.input for turn in turns) - int(longest.sum())
+    attribution = "fixed lengths"
+    if isinstance(scenario.lengths, str):
+        attribution = length_table(scenario.lengths).attribution
     low, high = scenario.vocabulary
     prompts = PromptRules(scenario.block_tokens, low, high, scenario.seed)
     traffic = {
         "scenario": scenario.model_dump(mode="json"),
-        "attribution": _attribution(scenario),
-        **summary(times, inputs, outputs, cut, shared),
+        "attribution": attribution,
+        **summary(times, requests, cut, shared),
     }
     return Schedule(requests, prompts, traffic)
 
 
 def summary(
-    times: NDArray[np.float64],
-    inputs: Lengths,
-    outputs: Lengths,
-    truncated: float,
-    shared: int,
+    times: NDArray[np.float64], requests: Sequence[ScheduledRequest], truncated: float, shared: int
 ) -> dict[str, Any]:
     """What a report says of traffic.
 
     Args:
         times: when requests, or sessions, come, in seconds.
-        inputs: tokens of each prompt.
-        outputs: tokens of each answer.
+        requests: all of them.
         truncated: the share of requests that were cut to the context.
         shared: how many tokens of all prompts an earlier prompt begins with.
     """
+    gaps = np.diff(times)
+    inputs = np.array([request.input_length for request in requests])
+    outputs = np.array([request.output_length for request in requests])
     return {
-        "requests": len(inputs),
-        "gap_cv": _cv(np.diff(times)),
+        "requests": len(requests),
+        "gap_cv": float(gaps.std() / gaps.mean()) if len(gaps) > 1 and gaps.mean() else None,
         "input_length": summary_of_lengths(inputs),
         "output_length": summary_of_lengths(outputs),
         "truncated_fraction": truncated,
@@ -175,22 +175,10 @@ def _hash_ids(
     return ids, int(shared.sum()) * block_tokens
 
 
-def _attribution(scenario: Scenario) -> str:
-    if isinstance(scenario.lengths, FixedLengths):
-        return "fixed lengths"
-    return length_table(scenario.lengths).attribution
-
-
 def summary_of_lengths(lengths: Lengths) -> dict[str, float]:
     """The mean and percentiles of tokens of prompts or answers."""
     p50, p95, p99 = np.percentile(lengths, [50, 95, 99], method="inverted_cdf")
     return {"mean": float(lengths.mean()), "p50": float(p50), "p95": float(p95), "p99": float(p99)}
-
-
-def _cv(gaps: NDArray[np.float64]) -> float | None:
-    if len(gaps) < 2 or gaps.mean() == 0:
-        return None
-    return float(gaps.std() / gaps.mean())
 
 
 def _with_later_turns(

@@ -55,11 +55,9 @@ def from_trace(path: Path, rate: float, seconds: float, seed: int, slo: Slo) -> 
         "slo": slo.model_dump(mode="json"),
     }
     times = np.array([request.timestamp / 1000 for request in requests])
-    inputs = np.array([request.input_length for request in requests])
-    outputs = np.array([request.output_length for request in requests])
     shared = _shared(requests, trace.prompts.block_tokens)
     traffic = {"scenario": scenario, "attribution": about}
-    traffic |= summary(times, inputs, outputs, 0.0, shared)
+    traffic |= summary(times, requests, 0.0, shared)
     return Schedule(tuple(requests), dataclasses.replace(trace.prompts, seed=seed), traffic)
 
 
