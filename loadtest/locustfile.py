@@ -59,7 +59,9 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
     if not {"--master", "--worker"}.intersection(sys.argv):
         # The workers of --processes are on this machine: nobody else may join them. They have a
         # port of their own: several runs may take place at the same time, each on its own GPUs.
-        port = _free_port()
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
         parser.set_defaults(master_bind_host="127.0.0.1", master_bind_port=port, master_port=port)
     group = parser.add_argument_group("LLM load test")
     group.add_argument("--schedule", required=True, help="what to replay (.jsonl)")
@@ -75,12 +77,6 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
     group.add_argument("--key-file", help="holds the key (default: OPENAI_API_KEY)")
     group.add_argument("--ca", help="file of the certificates to believe (default: the system's)")
     group.add_argument("--insecure", action="store_true", help="believe any certificate")
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @events.init.add_listener

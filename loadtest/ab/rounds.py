@@ -11,12 +11,8 @@ def rounds(comparison: Comparison, shift: int) -> list[list[tuple[Server, str | 
     """The servers of a repeat, in the order in which they begin; those of a list are at once.
 
     Side by side, each has GPUs of its own, and who finds none waits for the next round. With each
-    shift they change places: three servers on two GPUs have been on both after three repeats, and
+    `shift` they change places: three servers on two GPUs have been on both after three repeats, and
     each was alone in a round once.
-
-    Args:
-        comparison: What to run.
-        shift: Who begins.
 
     Returns:
         Each server with its GPUs, as CUDA_VISIBLE_DEVICES has them; None: it sees all.

@@ -96,8 +96,8 @@ def capacities(groups: Sequence[PooledRuns]) -> list[Capacity]:
 
 def capacity(label: str, traffic: str, rows: Sequence[AtRate]) -> Capacity:
     """The capacity of one server, from what was tested."""
-    rows = _by_rate(rows)
-    rates = [row.rate for row in rows]
+    rates = sorted({row.rate for row in rows})
+    rows = [_together([row for row in rows if row.rate == rate]) for rate in rates]
     # Isotonic regression (Barlow et al., 1972): the closest shares that never fall with the rate.
     shares = isotonic_regression(
         [1 - float(row.kept_slo.values.mean()) for row in rows],
@@ -122,12 +122,6 @@ def capacity(label: str, traffic: str, rows: Sequence[AtRate]) -> Capacity:
     # NaN stays NaN.
     rate = Estimate(min(max(guess, low), high), low, high)
     return Capacity(label, traffic, rate, tuple(rates), seems)
-
-
-def _by_rate(rows: Sequence[AtRate]) -> list[AtRate]:
-    """By ascending rate, those of one rate together."""
-    rates = sorted({row.rate for row in rows})
-    return [_together([row for row in rows if row.rate == rate]) for rate in rates]
 
 
 def _together(rows: Sequence[AtRate]) -> AtRate:

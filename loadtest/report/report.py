@@ -22,14 +22,7 @@ from loadtest.report.capacity import GOOD_ENOUGH, Capacity, capacities
 from loadtest.report.comparison import ENOUGH_STARTS, Comparison, compare
 from loadtest.report.conclusion import conclusion, failures, judged, limits
 from loadtest.report.gate import worse
-from loadtest.report.summary import (
-    MEASURES,
-    PERCENTS,
-    PooledRuns,
-    Summary,
-    group_runs,
-    summarize,
-)
+from loadtest.report.summary import MEASURES, PERCENTS, PooledRuns, Summary, group_runs, summarize
 from loadtest.runs.guidellm import read_guidellm
 from loadtest.runs.records import kind
 from loadtest.runs.run import Run, load_run
