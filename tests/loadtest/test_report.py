@@ -15,16 +15,20 @@ from tests.loadtest.runs import write_run, write_starts
 
 pytest.importorskip("matplotlib")
 
-from loadtest.report.report import ReportOptions, build_report, write_report
+from loadtest.report.report import Report, ReportOptions, build_report, write_report
+
+
+def written(directory: Path, *runs: Path, **options: Any) -> tuple[Report, str, dict[str, Any]]:
+    """The report of runs, its page, and the content of its JSON file."""
+    out = directory / "report.html"
+    report = write_report(runs, out, ReportOptions(**options))
+    return report, out.read_text(), json.loads(out.with_suffix(".json").read_text())
 
 
 def test_the_page_stands_alone_and_the_numbers_are_in_both_files(
     runs: list[Path], tmp_path: Path
 ) -> None:
-    out = tmp_path / "report.html"
-    options = ReportOptions(title="Dense & GAC", baseline="dense")
-    write_report(runs, out, options)
-    page = out.read_text()
+    _, page, content = written(tmp_path, *runs, title="Dense & GAC", baseline="dense")
     assert "<h1>Dense &amp; GAC</h1>" in page
     assert page.index("imaginary: gac is 25 % faster") < page.index("VALID: in all 8 runs")
     assert page.index("VALID: in all 8 runs") < page.index("<svg")
@@ -32,7 +36,6 @@ def test_the_page_stands_alone_and_the_numbers_are_in_both_files(
     assert "<script" not in page
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:|#)""", page)
     assert not re.search(r"@import|url\(\s*['\"]?(?!#)", page)
-    content = json.loads(out.with_suffix(".json").read_text())
     assert content["valid"] is True
     speedup = content["comparisons"][0]["speedup"]["tpot"]["p50"]
     assert speedup["value"] == pytest.approx(1.25, abs=0.01)
@@ -58,18 +61,11 @@ def test_the_page_says_what_makes_it_fair(
     assert bool(said) == bool(report.fairness)
 
 
-def content_of(out: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
-    return content
-
-
 def test_a_server_that_answers_nothing_has_a_report(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a", fail_every=1)
-    write_report([run], tmp_path / "report.html", ReportOptions())
-    (group,) = content_of(tmp_path / "report.html")["groups"]
+    _, page, content = written(tmp_path, write_run(tmp_path / "a", fail_every=1))
+    (group,) = content["groups"]
     assert group["good_fraction"]["value"] == 0
     assert group["latency"]["ttft"]["p50"]["value"] is None
-    page = (tmp_path / "report.html").read_text()
     assert "∞" in page
     assert "HTTP 503" in page
 
@@ -117,22 +113,18 @@ def test_a_foreign_trace_of_one_request_has_a_report(tmp_path: Path) -> None:
     (run / "schedule.jsonl").write_text('{"timestamp":0,"input_length":20,"output_length":8}')
     record = Record(0, 0.0, 20, 8, sent=0.001, tokens=[0.1, 0.2], ended=0.2)
     (run / "records.0.jsonl").write_text(to_line(record))
-    write_report([run], tmp_path / "report.html", ReportOptions())
-    assert "Replayed trace" in (tmp_path / "report.html").read_text()
+    assert "Replayed trace" in written(tmp_path, run)[1]
 
 
 def test_an_invalid_run_is_said_first_and_hostile_text_is_text(tmp_path: Path) -> None:
     label = "<script>alert(1)</script>"
     bad = write_run(tmp_path / "bad", label, lag=0.1, fail_every=5)
-    out = tmp_path / "report.html"
-    report = write_report([bad], out, ReportOptions(baseline=label))
+    report, page, content = written(tmp_path, bad, baseline=label)
     assert not report.valid
-    page = out.read_text()
     assert "INVALID</strong>: the client was a bottleneck. Do not use" in page
     assert "bad (&lt;script&gt;alert(1)&lt;/script&gt;): requests were sent 100.0 ms late" in page
     assert "&lt;b&gt;busy" in page
     assert "<script" not in page
-    content = content_of(out)
     assert content["valid"] is False
     assert content["conclusion"] == "No run is valid, so nothing is concluded."
     assert content["fails"]["worse"] == [
@@ -144,19 +136,16 @@ def test_an_invalid_run_is_said_first_and_hostile_text_is_text(tmp_path: Path) -
 def test_one_invalid_run_of_many_is_told_and_left_out(tmp_path: Path) -> None:
     good = write_starts(tmp_path, 3)
     bad = write_run(tmp_path / "bad", ttft=0.4, lag=0.1, seed=3)
-    out = tmp_path / "report.html"
-    report = write_report([*good, bad], out, ReportOptions())
+    report, page, content = written(tmp_path, *good, bad)
     alone = build_report([load_run(run) for run in good], ReportOptions())
     assert report.valid
     assert report.summaries == alone.summaries
     assert report.conclusion == alone.conclusion
-    page = out.read_text()
     assert "1 of 4 runs INVALID</strong>" in page
     assert "VALID: in all" not in page
     assert "bad (dense): requests were sent 100.0 ms late" in page
-    assert content_of(out)["fails"]["invalid"] == [
-        f"bad is INVALID: {load_run(bad).verdict.reasons[0]}"
-    ]
+    reason = load_run(bad).verdict.reasons[0]
+    assert content["fails"]["invalid"] == [f"bad is INVALID: {reason}"]
 
 
 def test_a_baseline_without_a_run_is_one_clear_error(tmp_path: Path) -> None:

@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.traffic.schedule import (
-    PromptRules,
-    fingerprint,
-    read_schedule,
-    write_schedule,
-)
+from loadtest.traffic.schedule import PromptRules, fingerprint, read_schedule, write_schedule
 
 SCENARIO = {"name": "a", "rate": 2.0, "duration": 60.0}
 SPREAD = {"mean": 5.0, "p50": 5.0, "p95": 5.0, "p99": 5.0}
@@ -19,8 +14,12 @@ LENGTHS = {"input_length": SPREAD, "output_length": SPREAD}
 GOOD = '{"timestamp": 27482, "input_length": 600, "output_length": 52, "hash_ids": [46, 47]}'
 
 
-def test_a_mooncake_trace_is_a_schedule(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace.jsonl"
+
+
+def test_a_mooncake_trace_is_a_schedule(path: Path) -> None:
     path.write_text(f"{GOOD}\n\n{GOOD}\n")
     schedule = read_schedule(path)
     assert len(schedule.requests) == 2
@@ -55,8 +54,7 @@ def test_a_mooncake_trace_is_a_schedule(tmp_path: Path) -> None:
         (GOOD.replace("[46, 47]", "[46, -1]"), ":1: hash_ids.1"),
     ],
 )
-def test_a_malformed_schedule_is_refused(tmp_path: Path, lines: str, message: str) -> None:
-    path = tmp_path / "trace.jsonl"
+def test_a_malformed_schedule_is_refused(path: Path, lines: str, message: str) -> None:
     path.write_text(lines)
     with pytest.raises(LoadTestError) as caught:
         read_schedule(path)
@@ -64,8 +62,7 @@ def test_a_malformed_schedule_is_refused(tmp_path: Path, lines: str, message: st
     assert message in str(caught.value)
 
 
-def test_a_trace_in_milliseconds_since_1970_is_understood(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
+def test_a_trace_in_milliseconds_since_1970_is_understood(path: Path, tmp_path: Path) -> None:
     lines = [GOOD.replace("27482", str(1_732_500_000_000 + late)) for late in (0, 1500)]
     path.write_text("\n".join(lines))
     schedule = read_schedule(path)
@@ -76,8 +73,7 @@ def test_a_trace_in_milliseconds_since_1970_is_understood(tmp_path: Path) -> Non
     assert read_schedule(tmp_path / "own.jsonl").requests == schedule.requests
 
 
-def test_other_blocks_have_a_way_out(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
+def test_other_blocks_have_a_way_out(path: Path) -> None:
     path.write_text(GOOD.replace("600", "30"))
     with pytest.raises(LoadTestError, match=str(path)) as caught:
         read_schedule(path)
@@ -88,8 +84,7 @@ def test_other_blocks_have_a_way_out(tmp_path: Path) -> None:
     assert "ms into the trace" in schedule.notes[0]
 
 
-def test_texts_that_are_not_sent_are_said(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
+def test_texts_that_are_not_sent_are_said(path: Path) -> None:
     path.write_text(
         GOOD.replace("{", '{"messages": [], "prompt": "Dear", "user": 3, ').replace("27482", "0")
     )
@@ -97,8 +92,7 @@ def test_texts_that_are_not_sent_are_said(tmp_path: Path) -> None:
     assert note.startswith("the trace's texts (messages, prompt) were not sent")
 
 
-def test_a_body_survives_its_file_and_may_not_break_the_stream(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
+def test_a_body_survives_its_file_and_may_not_break_the_stream(path: Path, tmp_path: Path) -> None:
     path.write_text(GOOD.replace("{", '{"body": {"model": "lora", "prompt": "Dear"}, ', 1))
     schedule = read_schedule(path)
     assert schedule.requests[0].body == {"model": "lora", "prompt": "Dear"}
@@ -111,8 +105,7 @@ def test_a_body_survives_its_file_and_may_not_break_the_stream(tmp_path: Path) -
             read_schedule(path)
 
 
-def test_a_companion_says_what_the_traffic_is(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
+def test_a_companion_says_what_the_traffic_is(path: Path) -> None:
     path.write_text(GOOD)
     traffic = LENGTHS | {"scenario": SCENARIO, "attribution": "mine"}
     path.with_suffix(".traffic.json").write_text(json.dumps({"prompts": {}, "traffic": traffic}))
@@ -139,8 +132,7 @@ def test_a_companion_says_what_the_traffic_is(tmp_path: Path) -> None:
         {"prompts": {}, "traffic": {"scenario": SCENARIO, "input_length": 5}},
     ],
 )
-def test_a_wrong_companion_is_refused(tmp_path: Path, about: object) -> None:
-    path = tmp_path / "trace.jsonl"
+def test_a_wrong_companion_is_refused(path: Path, about: object) -> None:
     path.write_text(GOOD)
     path.with_suffix(".traffic.json").write_text(json.dumps(about))
     with pytest.raises(LoadTestError, match=r"trace\.traffic\.json"):
