@@ -33,12 +33,12 @@ def mock(timing: Timing) -> Iterator[str]:
 
 @contextlib.contextmanager
 def scripted(
-    play: Callable[[socket.socket], None],
+    play: Callable[[socket.socket], None] | bytes,
     connections: int = 1,
     tls: ssl.SSLContext | None = None,
     heard: list[bytes] | None = None,
 ) -> Iterator[str]:
-    """Base URL of a server that reads each request and then lets `play` have the socket.
+    """Base URL of a server that reads each request, then sends `play` or lets it have the socket.
 
     All of it is read: closing a socket with bytes unread would reset the connection. The heads of
     the requests go into `heard`.
@@ -61,7 +61,10 @@ def scripted(
                 body += connection.recv(65536)
             if heard is not None:
                 heard.append(head)
-            play(connection)
+            if isinstance(play, bytes):
+                connection.sendall(play)
+            else:
+                play(connection)
 
     def accept() -> None:
         players = []

@@ -14,6 +14,8 @@ from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 from tests.loadtest.servers import DONE, STREAM, TOKEN, mock, scripted
 from tests.support.waiting import PATIENCE
 
+ALL = Share()
+
 
 def schedule(count: int, gap_ms: int) -> Schedule:
     requests = tuple(
@@ -31,10 +33,8 @@ def test_a_server_that_does_not_answer_does_not_delay_the_next_request() -> None
         all_asked.wait(timeout=PATIENCE)
         connection.sendall(STREAM + TOKEN + DONE)
 
-    records: list[Record] = []
     with scripted(play, connections=10) as url:
-        target = Target(url, "m")
-        replay(schedule(10, 1), target, Share(), time.time(), PATIENCE, records.append)
+        records = replayed(Target(url, "m"), schedule(10, 1))
     assert [record.error for record in records] == [None] * 10
 
 
@@ -72,9 +72,9 @@ def conversation(*turns: int, duration: float | None = None) -> Schedule:
     return Schedule(requests, PromptRules(), traffic)
 
 
-def replayed(url: str, schedule: Schedule, share: Share) -> list[Record]:
+def replayed(target: Target, schedule: Schedule, share: Share = ALL) -> list[Record]:
     records: list[Record] = []
-    replay(schedule, Target(url, "m"), share, time.time(), PATIENCE, records.append)
+    replay(schedule, target, share, time.time(), PATIENCE, records.append)
     return sorted(records, key=lambda record: record.index)
 
 
@@ -82,7 +82,8 @@ def replayed(url: str, schedule: Schedule, share: Share) -> list[Record]:
 def test_a_turn_is_due_after_the_answer_before_it(processes: int) -> None:
     with mock(Timing(0.02, 0.001)) as url:
         shares = [
-            replayed(url, conversation(0, 30, 0), Share(i, processes)) for i in range(processes)
+            replayed(Target(url, "m"), conversation(0, 30, 0), Share(i, processes))
+            for i in range(processes)
         ]
     records = sorted((r for share in shares for r in share), key=lambda record: record.index)
     assert [record.error for record in records] == [None] * 6
@@ -96,16 +97,14 @@ def test_a_turn_is_due_after_the_answer_before_it(processes: int) -> None:
 
 
 def test_what_follows_a_lost_turn_is_lost_and_what_comes_too_late_is_not_sent() -> None:
-    def refuse(connection: socket.socket) -> None:
-        connection.sendall(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")
-
+    refuse = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
     with scripted(refuse, connections=2) as url:
-        lost = replayed(url, conversation(0, 10, 0), Share())
+        lost = replayed(Target(url, "m"), conversation(0, 10, 0))
     assert [record.error for record in lost[:2]] == ["HTTP 500: "] * 2
     assert {record.error for record in lost[2:]} == {"not sent: the turn before it failed"}
     assert lost[2].scheduled == pytest.approx(lost[0].ended + 0.01)
     with mock(Timing(0.02, 0.001)) as url:
-        late = replayed(url, conversation(0, 10, 0, duration=0.001), Share())
+        late = replayed(Target(url, "m"), conversation(0, 10, 0, duration=0.001))
     assert [record.ok for record in late] == [True] * 2 + [False] * 4
     assert {r.error for r in late[2:]} == {"not sent: the traffic had ended when it was due"}
 
@@ -131,12 +130,7 @@ def test_a_stopped_replay_says_which_turns_it_did_not_send() -> None:
 def test_an_answer_of_another_length_than_asked_has_failed(
     end: bytes, ignore_eos: bool, failed: bool
 ) -> None:
-    def play(connection: socket.socket) -> None:
-        connection.sendall(STREAM + TOKEN + b"data: " + end + b"\n\n" + DONE)
-
-    records: list[Record] = []
-    with scripted(play) as url:
-        target = Target(url, "m", ignore_eos=ignore_eos)
-        replay(schedule(1, 1), target, Share(), time.time(), PATIENCE, records.append)
-    assert (not records[0].ok) == failed
-    assert not failed or "another length" in (records[0].error or "")
+    with scripted(STREAM + TOKEN + b"data: " + end + b"\n\n" + DONE) as url:
+        (record,) = replayed(Target(url, "m", ignore_eos=ignore_eos), schedule(1, 1))
+    assert (not record.ok) == failed
+    assert not failed or "another length" in (record.error or "")
