@@ -22,8 +22,12 @@ def add_commit(parser: argparse.ArgumentParser) -> None:
 
 
 def source(commit: str | None = None) -> dict[str, Any]:
-    """The commit of the sources (git's, unless it is given) and today's date."""
-    described = output_of("git", "describe", "--always", "--dirty", "--exclude=*")
+    """The commit of the sources (git's, unless it is given; "unknown" without) and the date."""
+    described = "unknown"
+    if shutil.which("git") is not None:
+        git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+        done = subprocess.run(git, capture_output=True, text=True, check=False)
+        described = done.stdout.strip() if done.returncode == 0 else described
     return {"commit": commit or described, "date": datetime.now(UTC).date().isoformat()}
 
 
@@ -37,11 +41,3 @@ def machine(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": metadata.version("triton"),
     }
-
-
-def output_of(*command: str) -> str:
-    """What a command prints; "unknown" if it is not installed or fails."""
-    if shutil.which(command[0]) is None:
-        return "unknown"
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else "unknown"

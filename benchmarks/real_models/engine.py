@@ -5,7 +5,7 @@ free memory of the same GPU. torch compiles nothing, so that it starts sooner.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,7 @@ def _complete(llm: Any, prompts: list[str], **sampling: Any) -> list[tuple[str, 
 def serving(name: str, model: Path, how: Serving, log: Path, *, sequences: int) -> Iterator[Engine]:
     """The engine, of at most so many sequences at a time; it ends with the block."""
     elements = open_checkpoint(model).layout.kv_elements
-    engine = Engine(name, log, VLLM_ENABLE_V1_MULTIPROCESSING="0")
-    try:
+    with closing(Engine(name, log, VLLM_ENABLE_V1_MULTIPROCESSING="0")) as engine:
         engine.start(
             model=f"{model}",
             max_model_len=_CONTEXT,
@@ -94,5 +93,3 @@ def serving(name: str, model: Path, how: Serving, log: Path, *, sequences: int) 
             **how.options(),
         )
         yield engine
-    finally:
-        engine.close()

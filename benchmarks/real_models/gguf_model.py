@@ -43,6 +43,8 @@ def convert(file: Path, out: Path) -> None:
 
     Raises GacError if the package gguf is missing, or the model is of another family.
     """
+    from transformers import AutoTokenizer
+
     fields = {name: field.contents() for name, field in _reader(file).fields.items()}
     config = _config(fields, file)
     tensors = dict(_tensor(tensor, config) for tensor in _needed(file))
@@ -52,7 +54,8 @@ def convert(file: Path, out: Path) -> None:
     out.mkdir(parents=True)
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    _write_tokenizer(file, out)
+    tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    tokenizer.save_pretrained(out)
 
 
 def unneeded_bytes(file: Path) -> tuple[int, int]:
@@ -127,10 +130,3 @@ def _tensor(tensor: Any, config: dict[str, Any]) -> tuple[str, torch.Tensor]:
             pairs = weight.unflatten(0, (config[heads[part]], -1, 2))
             weight = pairs.transpose(1, 2).reshape(weight.shape)
     return name, weight.to(torch.bfloat16).contiguous()
-
-
-def _write_tokenizer(file: Path, out: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-    tokenizer.save_pretrained(out)

@@ -96,11 +96,7 @@ class Measuring:
     def _served(self, name: str, directory: Path, precision: str) -> dict[str, Any]:
         """HumanEval, and log probabilities, by one engine."""
         problems = zipped_lines_of(self.problems)
-        how = Serving(
-            compressed=ROWS[name].compressed,
-            precision=precision,
-            own_attention=name == OWN_ATTENTION,
-        )
+        how = Serving(ROWS[name].compressed, precision, name == OWN_ATTENTION)
         log = self.out / "logs" / f"{directory_name(f'{name}-{precision}')}.log"
         tokens, scores = self.checked_windows(directory) if self.windows else [], []
         begun = time.monotonic()

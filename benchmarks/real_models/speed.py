@@ -5,6 +5,7 @@ Needs a GPU that does nothing else. Engines run one after the other, in CUDA gra
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,7 @@ _TOKENS = {"length": 2048, "output": 128}  # of each prompt and of its answer
 
 
 def measure_speed(models: Sequence[tuple[str, Path]], out: Path, commit: str | None) -> None:
-    """Append a line for each model to `out`/speed.jsonl.
-
-    Args:
-        models: Names of rows, and the directories of their models.
-        out: The directory.
-        commit: Of the sources, where they came without .git.
-    """
+    """Append a line to `out`/speed.jsonl for each model: the name of its row, and its directory."""
     for name, directory in models:
         begun = time.monotonic()
         precision = "fp8 cache" if name.startswith(INT4) else "fp8"
@@ -42,8 +37,8 @@ def measure_speed(models: Sequence[tuple[str, Path]], out: Path, commit: str | N
 
 
 def _measured(directory: Path, how: Serving, out: Path) -> dict[str, Any]:
-    engine = Engine("speed", out / "logs" / f"speed-{directory.name}.log")
-    try:
+    log = out / "logs" / f"speed-{directory.name}.log"
+    with closing(Engine("speed", log)) as engine:
         engine.start(
             model=f"{directory}",
             max_model_len=sum(_TOKENS.values()),
@@ -63,6 +58,4 @@ def _measured(directory: Path, how: Serving, out: Path) -> dict[str, Any]:
             batch = engine.ask(batch_seconds, seconds=SECONDS, prompts=count, seed=count, **_TOKENS)
             rate = count * _TOKENS["output"] / batch["seconds"]
             about["batches"].append({"sequences": count, **batch, "tokens_per_second": rate})
-    finally:
-        engine.close()
     return about

@@ -35,11 +35,7 @@ _SERVED = {DENSE: AS_DENSE, OWN_ATTENTION: DENSE_WITH_GAC}
 class Step:
     """A step that was measured: of decode for all prompts of a batch, or the prefill of one prompt.
 
-    Attributes:
-        cell: The name of the cell.
-        batch: The batch.
-        microseconds: Its mean time.
-        predicted: What the profile says.
+    `microseconds` is its mean time, and `predicted` what the profile says.
     """
 
     cell: str

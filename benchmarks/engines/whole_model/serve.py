@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,7 @@ def _serve(
     directory = out / "models" / cell.model
     model.write(directory)
     log = cell.name.replace(" ", "-").replace("+", "-")
-    engine = Engine(cell.name, out / "logs" / f"{log}.log")
-    try:
+    with closing(Engine(cell.name, out / "logs" / f"{log}.log")) as engine:
         engine.start(**_arguments(cell, model, directory))
         ask = functools.partial(engine.ask, seconds=_LONGEST)
         about = ask(facts)
@@ -64,8 +64,6 @@ def _serve(
             )
         for batch in batches if cell.split == TP2 else ():
             append(profiled=batch.name, **ask(kernel_shares, **_size(batch), seed="profiled"))
-    finally:
-        engine.close()
 
 
 def _times(ask: Callable[..., Any], batch: Batch, seed: int) -> dict[str, float]:
