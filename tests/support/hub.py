@@ -122,12 +122,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.served.asked.append(f"{self.command} {path}")
         if (match := _PATHS.fullmatch(path)) is None:
@@ -159,6 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, files[rest], {"ETag": etag, "X-Repo-Commit": commit})
         else:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def _token(self) -> str | None:
         return (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
