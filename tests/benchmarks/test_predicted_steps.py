@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.engines.whole_model.models import BATCHES, Batch, model
-from benchmarks.engines.whole_model.predicted import (
-    Step,
-    predict,
-    result_of,
-    step_microseconds,
-)
+from benchmarks.engines.whole_model.predicted import Step, predict, result_of, step_microseconds
 from benchmarks.results.__main__ import FOLDER
 from vllm_gac.gpu.latency.gemm import gemm_microseconds
 from vllm_gac.gpu.latency.layer import DENSE as AS_DENSE
