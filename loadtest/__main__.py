@@ -129,15 +129,16 @@ def _check_gate(options: argparse.Namespace) -> None:
 
 def _schedule(options: argparse.Namespace) -> None:
     from loadtest.traffic.generate import generate
-    from loadtest.traffic.scenario import find_scenario, load_scenario
+    from loadtest.traffic.scenario import Scenario, find_scenario, load_yaml
     from loadtest.traffic.schedule import traffic_file, write_schedule
 
     # Another server may still be measured under it.
     for path in (options.out, traffic_file(options.out)):
         if os.path.lexists(path):
             raise LoadTestError(f"{path}: exists already; remove it, or name another schedule")
-    scenario = load_scenario(
+    scenario = load_yaml(
         find_scenario(options.scenario),
+        Scenario,
         rate=options.rate,
         duration=options.duration,
         seed=options.seed,
@@ -158,16 +159,8 @@ def _report(options: argparse.Namespace) -> None:
     from loadtest.report.report import ReportOptions, write_report
 
     _check_gate(options)
-    write_report(
-        options.runs,
-        options.out,
-        ReportOptions(
-            title=options.title,
-            baseline=options.baseline,
-            margin=options.margin,
-            these_starts=options.these_starts,
-        ),
-    )
+    how = ReportOptions(options.title, options.baseline, options.margin, options.these_starts)
+    write_report(options.runs, options.out, how)
     print(f"{options.out}, {options.out.with_suffix('.json')}")
     _fail_on(options.fail_on, options.out)
 
@@ -198,7 +191,7 @@ def _ab(options: argparse.Namespace) -> None:
         print(prediction(comparison))
         return
     gate = {"margin": options.margin, "these_starts": options.these_starts}
-    report = run_comparison(comparison, options.out, options.part, gate)
+    report = run_comparison(comparison, options.out, options.part, **gate)
     print(report)
     _fail_on(options.fail_on, report)
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from loadtest.ab.comparison_file import Comparison, Traffic
@@ -36,21 +35,13 @@ from loadtest.traffic.schedule import write_schedule
 _WARMUP_SEED = 20_250_221
 
 
-def run_comparison(
-    comparison: Comparison,
-    out: Path,
-    part: int = 1,
-    gate: Mapping[str, Any] = MappingProxyType({}),
-) -> Path:
+def run_comparison(comparison: Comparison, out: Path, part: int = 1, **gate: Any) -> Path:
     """Do all runs, each in its own directory below `out`, and write out/report.html.
 
     What `out` has of the same comparison already is not measured again.
 
-    Args:
-        comparison: what to run.
-        out: directory for it.
-        part: which part of a measurement in parts this is. Each has schedules of its own.
-        gate: further options of the report, by name.
+    `part` says which part of a measurement in parts this is; each has schedules of its own. `gate`
+    has further options of the report, by name.
 
     Raises LoadTestError if `out` has runs of another comparison, or if a server or a client fails.
     """
@@ -77,7 +68,7 @@ def _measure(
     runs: list[Path] = []
     progress = Progress(comparison)
     for repeat in range(1, comparison.repeats + 1):
-        number = _number(part, repeat)
+        number = str(repeat) if part == 1 else f"{part}.{repeat}"
         staircases = _staircases(comparison, number, out, seed)
         for servers in rounds(comparison, part + repeat - 2):
             together = [
@@ -151,10 +142,6 @@ def _climb(turn: Turn, running: Running, staircase: Staircase) -> list[Path]:
     write_staircase(steps, zlib.crc32(whole.stem.encode()), whole)
     again = replace(staircase, name=f"{staircase.name}-again", schedule=whole, steps=steps)
     return [*runs, *climb(turn, running, again)]
-
-
-def _number(part: int, repeat: int) -> str:
-    return str(repeat) if part == 1 else f"{part}.{repeat}"
 
 
 def _report(

@@ -14,14 +14,7 @@ from loadtest.runs.access import request_headers, tls_context
 from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.generate import generate
 from loadtest.traffic.recorded import from_trace, highest_rate, recorded_rate, with_prompts
-from loadtest.traffic.scenario import (
-    Seconds,
-    Slo,
-    Strict,
-    find_scenario,
-    load_scenario,
-    load_yaml,
-)
+from loadtest.traffic.scenario import Scenario, Seconds, Slo, Strict, find_scenario, load_yaml
 from loadtest.traffic.schedule import Schedule
 
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -102,7 +95,8 @@ class Traffic(Strict):
             schedule = from_trace(self.trace, rate, seconds, seed, self.slo or Slo())
         else:
             path = find_scenario(self.scenario or "")
-            schedule = generate(load_scenario(path, rate=rate, duration=seconds, seed=seed))
+            given = {"rate": rate, "duration": seconds, "seed": seed}
+            schedule = generate(load_yaml(path, Scenario, **given))
         if self.prompts is not None:
             schedule = with_prompts(schedule, self.prompts, seed)
         schedule.traffic["scenario"]["name"] = self.name

@@ -135,14 +135,6 @@ def load_yaml(path: Path, model: type[Model], **overrides: object) -> Model:
         raise LoadTestError(f"{where}: {'; '.join(faults(error, whole=''))}") from error
 
 
-def load_scenario(path: Path, **overrides: object) -> Scenario:
-    """Read a YAML scenario; `overrides` (rate, duration, seed, ...) replace what it says.
-
-    Raises LoadTestError, which names the file and every wrong field.
-    """
-    return load_yaml(path, Scenario, **overrides)
-
-
 def find_scenario(name: str) -> Path:
     """The file of the shipped scenario `name`, or `name` itself if it is a .yaml file."""
     if name.endswith(".yaml"):

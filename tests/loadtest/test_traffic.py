@@ -14,13 +14,8 @@ from loadtest.traffic.arrivals import Preset, arrival_times
 from loadtest.traffic.generate import generate
 from loadtest.traffic.lengths import length_table, length_tables
 from loadtest.traffic.prompts import text, token_ids
-from loadtest.traffic.scenario import Scenario, load_scenario
-from loadtest.traffic.schedule import (
-    PromptRules,
-    ScheduledRequest,
-    read_schedule,
-    write_schedule,
-)
+from loadtest.traffic.scenario import Scenario, load_yaml
+from loadtest.traffic.schedule import PromptRules, ScheduledRequest, read_schedule, write_schedule
 from tests.loadtest.runs import scenario
 
 # The coefficients of variation of gaps, by preset.
@@ -111,7 +106,7 @@ def test_sessions_have_as_many_turns_and_pauses_as_asked() -> None:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_scenarios_say_what_they_are(path: Path) -> None:
-    shipped = load_scenario(path)
+    shipped = load_yaml(path, Scenario)
     schedule = generate(shipped)
     assert shipped.name == path.stem
     assert shipped.description
@@ -120,7 +115,7 @@ def test_shipped_scenarios_say_what_they_are(path: Path) -> None:
 
 def test_lengths_do_not_depend_on_the_rate() -> None:
     path = next(path for path in SHIPPED if path.stem == "azure-conversation")
-    slow, fast = (generate(load_scenario(path, rate=rate)).requests for rate in (1.0, 4.0))
+    slow, fast = (generate(load_yaml(path, Scenario, rate=rate)).requests for rate in (1.0, 4.0))
     lengths = [(r.input_length, r.output_length) for r in slow]
     assert lengths[:200] == [(r.input_length, r.output_length) for r in fast][:200]
 
@@ -165,7 +160,7 @@ def test_a_wrong_scenario_is_one_clear_error(tmp_path: Path, text: str, message:
     path = tmp_path / "wrong.yaml"
     path.write_text(text)
     with pytest.raises(LoadTestError) as caught:
-        load_scenario(path)
+        load_yaml(path, Scenario)
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -25,7 +25,7 @@ from loadtest.client.open_loop import Share, replay
 from loadtest.runs.records import Record
 from loadtest.runs.target import Target
 from loadtest.traffic.generate import generate
-from loadtest.traffic.scenario import find_scenario, load_scenario
+from loadtest.traffic.scenario import Scenario, find_scenario, load_yaml
 from tests.serving.server import Server, serve
 from tests.serving_configs.programs import CONFIGS, program
 from tests.serving_configs.test_prometheus import expressions
@@ -126,7 +126,7 @@ def watched(
     server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Prometheus, list[Record]]]:
     """Prometheus after it has watched some traffic, and the records of that traffic."""
-    schedule = generate(load_scenario(find_scenario("smoke"), rate=3, duration=SECONDS))
+    schedule = generate(load_yaml(find_scenario("smoke"), Scenario, rate=3, duration=SECONDS))
     records: list[Record] = []
     address = server.url.removeprefix("http://")
     with prometheus(tmp_path_factory.mktemp("prometheus"), address) as running:
