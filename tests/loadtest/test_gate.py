@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,12 @@ from tests.loadtest.runs import write_run, write_starts
 pytestmark = pytest.mark.usefixtures("without_plots")
 
 
-def gate(runs: list[Path], *options: str) -> tuple[int, str]:
-    """The exit status of a report with `--fail-on worse`, and its conclusion."""
+def gate(runs: list[Path], *options: str) -> tuple[int, dict[str, Any]]:
+    """The exit status of a report with `--fail-on worse`, and its content."""
     out = runs[0].parent / "report.html"
     given = ["report", str(out), *map(str, runs), "--baseline", "dense", "--fail-on", "worse"]
     status = main([*given, *options])
-    return status, json.loads(out.with_suffix(".json").read_text())["conclusion"]
+    return status, json.loads(out.with_suffix(".json").read_text())
 
 
 def noisy_starts(directory: Path, label: str, times: float = 1.0, starts: int = 3) -> list[Path]:
@@ -59,13 +60,10 @@ def test_the_rates_of_a_search_are_of_each_server_alone(tmp_path: Path) -> None:
 
 def test_an_invalid_run_takes_its_partner_out_and_no_other(tmp_path: Path) -> None:
     dense, gac = noisy_starts(tmp_path, "dense"), noisy_starts(tmp_path, "gac", 0.8)
-    out = tmp_path / "report.json"
-    gate([*dense, *gac])
-    (whole,) = json.loads(out.read_text())["comparisons"]
+    (whole,) = gate([*dense, *gac])[1]["comparisons"]
     bad = write_run(tmp_path / "bad", "gac", 8.0, lag=0.1, seed=7)
     lone = write_run(tmp_path / "lone", "dense", 8.0, 0.9, 0.09, seed=7)
-    gate([*dense, lone, *gac, bad])
-    (comparison,) = json.loads(out.read_text())["comparisons"]
+    (comparison,) = gate([*dense, lone, *gac, bad])[1]["comparisons"]
     assert (comparison["paired"], comparison["left_out"]) == (3, 1)
     assert comparison["speedup"] == whole["speedup"]
 
@@ -75,11 +73,9 @@ def test_starts_of_runs_without_a_partner_are_no_unit_of_chance(tmp_path: Path) 
     # Two repeats of one start.
     info = json.loads((tmp_path / "gac-1" / "run.json").read_text()) | {"start": "gac-0"}
     (tmp_path / "gac-1" / "run.json").write_text(json.dumps(info))
-    gate(runs)
-    (whole,) = json.loads((tmp_path / "report.json").read_text())["comparisons"]
+    (whole,) = gate(runs)[1]["comparisons"]
     lone = [write_run(tmp_path / f"lone-{seed}", "gac", 8.0, seed=seed) for seed in (7, 8)]
-    gate([*runs, *lone])
-    (comparison,) = json.loads((tmp_path / "report.json").read_text())["comparisons"]
+    (comparison,) = gate([*runs, *lone])[1]["comparisons"]
     assert (comparison["paired"], comparison["left_out"], comparison["starts"]) == (3, 2, 2)
     assert comparison["speedup"] == whole["speedup"]
 
@@ -117,10 +113,10 @@ def test_a_gate_takes_a_verdict_of_one_start_if_asked(
     dense, gac = write_starts(tmp_path, 1), write_starts(tmp_path, 1, "gac", itl=0.016)
     assert gate([*dense, *gac])[0] == 1
     assert "--these-starts" in capsys.readouterr().err
-    status, said = gate([*dense, *gac], "--these-starts")
+    status, content = gate([*dense, *gac], "--these-starts")
     assert status == 0
-    assert "gac is 25 % faster" in said
-    assert "1 start" in said
+    assert "gac is 25 % faster" in content["conclusion"]
+    assert "1 start" in content["conclusion"]
     slow = write_starts(tmp_path / "slow", 1, "gac", itl=0.03)
     assert gate([*dense, *slow], "--these-starts")[0] == 1
 
@@ -143,7 +139,8 @@ def shortened(run: Path, tokens: int = 3) -> Path:
 
 def test_shorter_answers_do_not_win(tmp_path: Path) -> None:
     dense, gac = write_starts(tmp_path, 3), write_starts(tmp_path, 3, "gac", itl=0.021)
-    status, said = gate([*dense, *map(shortened, gac)])
+    status, content = gate([*dense, *map(shortened, gac)])
+    said = content["conclusion"]
     assert status == 1
     assert said.startswith("imaginary: answers have another length (0.38x at 2/s)")
     assert "gac is 5.0 % slower" in said
@@ -160,7 +157,8 @@ def test_answers_of_unknown_length_are_red(
             file.read_text().replace('"completion_tokens":8', '"completion_tokens":null')
         )
     for options in ((), ("--margin", "10%")):
-        status, said = gate(runs, *options)
+        status, content = gate(runs, *options)
+        said = content["conclusion"]
         assert status == 1
         assert "how many tokens answers have" in capsys.readouterr().err
         assert "unknown at 2/s" in said
