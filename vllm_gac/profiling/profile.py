@@ -70,19 +70,12 @@ _Times: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ProfileSection:
-    """What is measured at once, and then saved.
+    """What is measured at once, and then saved."""
 
-    Attributes:
-        name: As the progress bar and the profile's `sources` call it.
-        steps: How often it ticks.
-        has_times: Whether a profile has times of it.
-        measure: Measures it, given the profile so far.
-    """
-
-    name: str
-    steps: int
+    name: str  # as the progress bar and the profile's `sources` call it
+    steps: int  # how often it ticks
     has_times: Callable[[GpuProfile], bool]
-    measure: Callable[[GpuProfile, _Tick], _Times]
+    measure: Callable[[GpuProfile, _Tick], _Times]  # given the profile so far
 
     def is_in(self, profile: GpuProfile) -> bool:
         """Whether it was measured, be it that it gave no time."""

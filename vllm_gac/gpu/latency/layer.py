@@ -35,20 +35,13 @@ class BatchMix:
 
     The default stands for requests of 2048 prompt and 256 answer tokens, 64 at a time: 64 of them
     take 256 decode steps and 64 prefill steps, a ratio of 4 to 1.
-
-    Attributes:
-        decode_batch: sequences per decode step.
-        decode_context: tokens in the cache of each of them.
-        prefill_tokens: tokens per prefill step.
-        decode_weight: relative number of decode steps.
-        prefill_weight: relative number of prefill steps.
     """
 
-    decode_batch: int = 64
-    decode_context: int = 2048
-    prefill_tokens: int = 2048
-    decode_weight: float = 4.0
-    prefill_weight: float = 1.0
+    decode_batch: int = 64  # sequences per decode step
+    decode_context: int = 2048  # tokens in the cache of each of them
+    prefill_tokens: int = 2048  # tokens per prefill step
+    decode_weight: float = 4.0  # relative number of decode steps
+    prefill_weight: float = 1.0  # relative number of prefill steps
 
     def __post_init__(self) -> None:
         if min(self.decode_batch, self.decode_context, self.prefill_tokens) < 1:

@@ -154,19 +154,12 @@ def _by_vllm(
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """Matrices [features, width], each with its own columns of one input, that may be one launch.
+    """Matrices [features, width], each with columns of its own of one input; may be one launch."""
 
-    Attributes:
-        features: outputs of each.
-        widths: inputs of each.
-        is_gated: whether they are gate and up, and their launch computes SwiGLU, too.
-        is_plain: whether they are factors that only multiply; our kernel computes no others.
-    """
-
-    features: tuple[int, ...]
-    widths: tuple[int, ...]
-    is_gated: bool = False
-    is_plain: bool = True
+    features: tuple[int, ...]  # outputs of each
+    widths: tuple[int, ...]  # inputs of each
+    is_gated: bool = False  # whether they are gate and up, and their launch computes SwiGLU, too
+    is_plain: bool = True  # whether they are factors that only multiply; our kernel takes no others
 
     def by_cublas(self, tokens: int, profile: GpuProfile, is_sustained: bool = False) -> float:
         """Microseconds of a GEMM for each, without SwiGLU."""
