@@ -56,7 +56,7 @@ class GacStatLogger(StatLoggerBase):
             _kv_token_bytes(layout, self.vllm_config),
             _kv_token_bytes(dense, self.vllm_config),
         )
-        kernels = _kernels(layout, self.vllm_config)
+        kernels = Counter(_attention(layout, layer, self.vllm_config) for layer in layout.layers)
         _publish(layout, dense, model, kv_bytes)
         _publish_kernels(kernels, model)
         # Other data-parallel engines and API servers would repeat the line.
@@ -164,10 +164,6 @@ def _publish_kernels(kernels: _Kernels, model: str) -> None:
     gauge = _gauge("gac_attention_layers", text, *names)
     for kind, layers in kernels.items():
         gauge.labels(model, *kind).set(layers)
-
-
-def _kernels(layout: ModelLayout, vllm_config: "VllmConfig") -> _Kernels:
-    return Counter(_attention(layout, layer, vllm_config) for layer in layout.layers)
 
 
 def _attention(

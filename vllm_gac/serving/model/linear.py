@@ -131,7 +131,8 @@ def project(owner: nn.Module, names: Iterable[str], x: torch.Tensor) -> list[tor
     From x [tokens, in] to each linear's output, [tokens, its out], in the order of `names`.
     """
     linears: list[nn.Module] = [getattr(owner, name) for name in names]
-    ups = iter(_up_outputs(owner, linears, _latents(owner, x)) if _fuses(owner) else ())
+    fuses = hasattr(owner, _DOWN_FACTORS)
+    ups = iter(_up_outputs(owner, linears, _latents(owner, x)) if fuses else ())
     return [next(ups) if isinstance(linear, UpFactor) else linear(x)[0] for linear in linears]
 
 
@@ -159,10 +160,6 @@ def project_gated(
     from vllm_gac.kernels.silu_mul import silu_mul
 
     return silu_mul(gate, up)
-
-
-def _fuses(owner: nn.Module) -> bool:
-    return hasattr(owner, _DOWN_FACTORS)
 
 
 def _up_launch(owner: nn.Module) -> FusedLinears:
