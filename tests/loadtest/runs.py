@@ -8,7 +8,7 @@ from loadtest.runs.health import ProcessHealth, write_health
 from loadtest.runs.records import Record, to_line
 from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.schedule import fingerprint, write_schedule
+from loadtest.traffic.schedule import Schedule, fingerprint, write_schedule
 
 
 def scenario(**fields: Any) -> Scenario:
@@ -28,13 +28,14 @@ def write_run(
     cancelled_tokens: int | None = None,
     wake: float = 0.001,
     seed: int = 0,
+    schedule: Schedule | None = None,
 ) -> Path:
-    """A run of 120 s over one process; request k takes (1 + k % 10 / 10) times the latencies.
+    """A run of 120 s, or of `schedule`; request k takes (1 + k % 10 / 10) times the latencies.
 
     With `cancelled_tokens`, every fourth client hangs up after so many tokens.
     """
     slo = {"ttft": 0.5, "tpot": 0.05}
-    schedule = generate(scenario(rate=rate, duration=120, seed=seed, slo=slo))
+    schedule = schedule or generate(scenario(rate=rate, duration=120, seed=seed, slo=slo))
     directory.mkdir(parents=True)
     write_schedule(schedule, directory / "schedule.jsonl")
     lines = []

@@ -1,7 +1,6 @@
 """A/B files, and a complete comparison of two mock servers."""
 
 import json
-import socket
 import sys
 import threading
 from pathlib import Path
@@ -22,10 +21,9 @@ from loadtest.ab.progress import prediction
 from loadtest.ab.rounds import rounds
 from loadtest.ab.server import Running
 from loadtest.mock_server import Timing
-from loadtest.runs.records import Record, write_records
 from loadtest.runs.server_metrics import Metrics
 from loadtest.runs.target import Target
-from loadtest.traffic.schedule import Schedule, fingerprint, read_schedule, write_schedule
+from loadtest.traffic.schedule import fingerprint, read_schedule
 from tests.loadtest.runs import write_run
 from tests.loadtest.servers import mock, scripted
 from tests.support.local_servers import free_port
@@ -199,10 +197,7 @@ def test_ctrl_c_reports_what_there_is(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_start_is_told_by_its_beginning_or_by_the_servers_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def metrics(connection: socket.socket) -> None:
-        text = b"process_start_time_seconds 1.7e+09\n"
-        connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + text)
-
+    metrics = b"process_start_time_seconds 1.7e+09\n"
     comparison = load_comparison(written(tmp_path))
     started = comparison.servers[0]
 
@@ -210,7 +205,7 @@ def test_a_start_is_told_by_its_beginning_or_by_the_servers_metrics(
         turn = Turn(comparison, server, "1", tmp_path)
         return name_of_start(turn, Running(None, "", None, 0.0, since))
 
-    with scripted(metrics) as url:
+    with scripted(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + metrics) as url:
         there = Server(label="there", model="m", url=url)
         assert name(there, 1.0) == f"{url} since 1700000000"
     # Nobody answers there now.
@@ -337,28 +332,11 @@ def test_a_search_with_a_trace_stops_where_the_trace_is_too_short(
         (step,) = given[2].steps
         schedule, run = read_schedule(step.schedule), tmp_path / "runs" / step.name
         tested.append(schedule.traffic["scenario"]["rate"])
-        return [replayed(run, schedule)]
-
-    def replayed(run: Path, schedule: Schedule) -> Path:
-        """A run in which all requests of the schedule were good."""
-        write_run(run)
-        write_schedule(schedule, run / "schedule.jsonl")
-        info = json.loads((run / "run.json").read_text())
-        info["schedule_sha256"] = fingerprint(run / "schedule.jsonl")
-        (run / "run.json").write_text(json.dumps(info))
-        records = [
-            Record(k, r.timestamp / 1000, 20, 8, sent=r.timestamp / 1000, status=200)
-            for k, r in enumerate(schedule.requests)
-        ]
-        for record in records:
-            record.tokens = [record.scheduled + 0.1, record.scheduled + 0.2]
-            record.ended, record.completion_tokens = record.tokens[-1], 8
-        write_records(records, run / "records.0.jsonl")
-        return run
+        return [write_run(run, schedule=schedule)]  # all of its requests are good
 
     monkeypatch.setattr(ab, "climb", climb)
     turn = Turn(comparison, comparison.servers[0], "1", tmp_path)
-    first = replayed(tmp_path / "first", traffic.schedule(5.0, traffic.step, 1))
+    first = write_run(tmp_path / "first", schedule=traffic.schedule(5.0, traffic.step, 1))
     assert len(ab._search(turn, None, traffic, [first])) == 1  # type: ignore[arg-type]
     assert tested == [6.0]  # 12 requests after the first one, in 2 s
 

@@ -2,7 +2,6 @@
 
 import math
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -43,14 +42,6 @@ def tls(certificate: Path) -> ssl.SSLContext:
     return context
 
 
-def answer(connection: socket.socket) -> None:
-    connection.sendall(STREAM + TOKEN + DONE)
-
-
-def nothing(connection: socket.socket) -> None:
-    connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
-
-
 def answer_to(target: Target) -> Record:
     record = Record(0, time.perf_counter(), 1, 1)
     send(target, b"{}", record, time.perf_counter, math.inf)
@@ -61,13 +52,9 @@ def answer_to(target: Target) -> Record:
 def test_a_certificate_is_believed_if_its_authority_or_any_is(
     believed: str, certificate: Path
 ) -> None:
-    with scripted(answer, connections=2, tls=tls(certificate)) as url:
-        target = Target(
-            url,
-            "m",
-            ca=str(certificate) if believed == "ca" else None,
-            insecure=believed == "insecure",
-        )
+    with scripted(STREAM + TOKEN + DONE, connections=2, tls=tls(certificate)) as url:
+        ca = str(certificate) if believed == "ca" else None
+        target = Target(url, "m", ca=ca, insecure=believed == "insecure")
         record = answer_to(target)
         if believed == "system":
             assert "certificate verify failed" in str(record.error)
@@ -82,6 +69,7 @@ def test_the_path_and_the_headers_are_in_every_request(tmp_path: Path) -> None:
     heard: list[bytes] = []
     (tmp_path / "key").write_text("sk-1\n")
     headers = request_headers(["X-Team: a b"], tmp_path / "key")
+    nothing = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
     with scripted(nothing, connections=4, heard=heard) as url:
         target = Target(f"{url}/team/", "m", "chat", headers=headers)
         answer_to(target)
@@ -101,9 +89,7 @@ def test_the_path_and_the_headers_are_in_every_request(tmp_path: Path) -> None:
 
 
 def test_a_server_that_refuses_the_key_or_is_not_there_is_an_error() -> None:
-    def refuse(connection: socket.socket) -> None:
-        connection.sendall(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
-
+    refuse = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
     with scripted(refuse) as url, pytest.raises(LoadTestError, match="HTTP 401"):
         remote(Target(url, "m"))
     with pytest.raises(LoadTestError, match=url):
