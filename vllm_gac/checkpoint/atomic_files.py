@@ -59,8 +59,11 @@ def write_floats(
 ) -> None:
     """Write a safetensors file of fp32 tensors atomically, with one of them in memory at a time.
 
-    The `tensors`, on any device, come in the order of their `shapes`. The header says `metadata`
-    beside them.
+    Args:
+        path: The file.
+        shapes: The shape of each tensor, by its name.
+        tensors: The tensors, on any device, in the same order.
+        metadata: What the header says beside them.
     """
     header = tensors_header({name: ("F32", shape) for name, shape in shapes.items()}, metadata)
 

@@ -43,9 +43,17 @@ def text_part(
 ) -> tuple[Mapping[str, Any], Mapping[str, TensorInfo]]:
     """The config and the tensors of the text model; those of a model without vision as they are.
 
-    Returns what config.json would say of the text model alone, and its tensors by their names in
-    it. Raises CheckpointError if config.json does not say what the text model is, or one of its
-    tensors is there twice.
+    Args:
+        directory: The model directory, for messages.
+        raw: The parsed config.json.
+        tensors: What the headers of the files say, by tensor name.
+
+    Returns:
+        What config.json would say of the text model alone, and its tensors by their names in it.
+
+    Raises:
+        CheckpointError: config.json does not say what the text model is, or one of its tensors is
+            there twice.
     """
     if raw.get("model_type") != WITH_VISION:
         return raw, tensors
@@ -103,8 +111,15 @@ def without_fused(
 ) -> Mapping[str, TensorInfo]:
     """`tensors`, with the parts of fused ones in their place if the family has such.
 
-    The layout says where a part ends. Raises CheckpointError if a fused tensor has another shape
-    than its parts together, or a dtype that is not read; or if a part is there by itself, too.
+    Args:
+        directory: The model directory, for messages.
+        model_type: As in config.json.
+        layout: The dims of the model, which say where a part ends.
+        tensors: What the headers of the files say, by tensor name.
+
+    Raises:
+        CheckpointError: A fused tensor has another shape than its parts together, or a dtype that
+            is not read; or a part is there by itself, too.
     """
     if not FAMILIES[model_type].fused:
         return tensors

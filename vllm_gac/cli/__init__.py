@@ -50,7 +50,11 @@ _VERBS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line, by default that of the process, and return its exit status."""
+    """Run a command line and return its exit status.
+
+    Args:
+        argv: The arguments. By default, those of the process.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may hold any bytes

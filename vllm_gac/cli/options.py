@@ -91,8 +91,12 @@ def add_planning(
 ) -> "argparse._ArgumentGroup":
     """Add the options of a `PlanRequest`. One that is not given is None.
 
-    Those of the fields in `hidden` are accepted but not in --help. Returns the section of those
-    that say what to keep.
+    Args:
+        parser: The verb's parser.
+        hidden: Names of the fields whose options are accepted but not in --help.
+
+    Returns:
+        The section of those that say what to keep.
     """
     keep = parser.add_argument_group("what to keep, and how")
     time = parser.add_argument_group("predicted time of the decoder layers, on --gpu")

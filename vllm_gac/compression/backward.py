@@ -111,8 +111,15 @@ def head_gradients(
 ) -> torch.Tensor:
     """Gradients of each sequence's loss, summed over its tokens, by the last layer's output.
 
-    They are [draws, count, length, hidden], where `hidden` [count, length, hidden] is, which leaves
-    the last layer. Those of the last token, which predicts nothing, are zero.
+    Args:
+        model: The dense model.
+        read: Reads its tensors.
+        hidden: What leaves the last layer, [count, length, hidden].
+        draws: How often tokens are drawn.
+
+    Returns:
+        [draws, count, length, hidden] where `hidden` is. Those of the last token, which predicts
+        nothing, are zero.
     """
     norm, unembedding = head_weights(model, read)
     generator = torch.Generator().manual_seed(_SEED)

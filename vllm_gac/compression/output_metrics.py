@@ -30,10 +30,16 @@ def measure_output_metrics(
     stopped: Stopped | None = None,
     progress: bool = False,
 ) -> None:
-    """Measure the metrics of `linears`, e.g. "mlp.up_proj", in every layer, and pass them on.
+    """Measure the metrics of `linears` in every layer, and pass them on.
 
-    What `keep` gets are metrics by `metric_of`, fp64 on the model's device. The `tokens` are ids
-    [count, length], with a length of at least 2. A pass that was `stopped` is gone on with.
+    Args:
+        model: The dense model.
+        read: Reads its tensors.
+        tokens: Token ids [count, length], with a length of at least 2.
+        linears: The names of the linears, e.g. "mlp.up_proj".
+        keep: What is measured are metrics by `metric_of`, fp64 on the model's device.
+        stopped: Where a pass to go on with was stopped.
+        progress: Whether to show a progress bar on stderr.
     """
 
     def through(

@@ -91,9 +91,16 @@ def measure_statistics(
 ) -> None:
     """Run text through a dense model, and fill a file of statistics.
 
-    The text `tokens` to fit to, and the text `held` that was set aside, are [sequences, length].
-    What `file` has already is not measured again; files beside it keep what the next layer needs.
-    Hidden states are kept on the torch device `home`, and weights if it is a GPU.
+    Args:
+        checkpoint: The dense model.
+        tokens: The text to fit to, [sequences, length].
+        held: The text that was set aside, [sequences, length].
+        file: Where the statistics go; what it has already is not measured again. Files beside it
+            keep what the next layer needs.
+        measured: What is measured.
+        device: The torch device to compute on.
+        home: The torch device to keep hidden states on, and weights if it is a GPU.
+        progress: Whether to show progress bars on stderr.
     """
     if not file.begun:
         _remove(file, range(len(checkpoint.layout.layers) + 1), *_KEPT)
@@ -347,13 +354,19 @@ def observe_layer(
 ) -> tuple[LayerStats, torch.Tensor]:
     """Mean covariances of the inputs of a dense layer's `linears`, and the layer's output.
 
-    The states `hidden` [count, length, hidden] enter it. The input of o_proj spans so many value
-    heads as `value_group` says.
+    Args:
+        model: The dense model.
+        index: The number of the layer.
+        weights: The layer's tensors, as `layer_weights` returns them.
+        hidden: The hidden states that enter the layer, [count, length, hidden].
+        value_group: How many value heads the input of o_proj spans.
+        linears: The linears whose input covariances are wanted.
 
-    The covariances are [in, in] by linear, or [in + 1, in + 1] where its bias counts as a column;
-    with them are the statistics of normed heads. The output is [count, length, hidden]. Products
-    are computed in the model's dtype and summed in fp64. Tokens of massive activations are limited
-    (moments.py: clip_weights).
+    Returns:
+        The covariances [in, in] by linear, or [in + 1, in + 1] where its bias counts as a column,
+        the statistics of normed heads, and the output [count, length, hidden]. Products are
+        computed in the model's dtype and summed in fp64. Tokens of massive activations are limited
+        (moments.py: clip_weights).
     """
     layer, own = _grouped_values(model, index, value_group)
     sums = {

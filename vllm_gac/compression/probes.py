@@ -75,10 +75,15 @@ def measure_gradients(
 ) -> None:
     """Gradients of the loss by the output of every layer, for next tokens that are drawn.
 
-    What `keep` gets are "gradients" [draws, count, positions, hidden]. Those by what enters the
-    first layer are not computed. The `tokens` are ids [count, length], with a length of at least 2,
-    and the next one of each is drawn as often as `draws` says. A pass that was `stopped` is gone on
-    with.
+    Args:
+        model: The dense model.
+        read: Reads its tensors.
+        tokens: Token ids [count, length], with a length of at least 2.
+        keep: What is measured are "gradients" [draws, count, positions, hidden]. Those by what
+            enters the first layer are not computed.
+        draws: How often the next token of every token is drawn.
+        stopped: Where a pass to go on with was stopped.
+        progress: Whether to show a progress bar on stderr.
     """
     at = positions(tokens.shape[1])
 
@@ -120,10 +125,17 @@ def measure_layer(
     hidden: torch.Tensor,
     gradients: torch.Tensor,
 ) -> torch.Tensor:
-    """What each probe of a layer is expected to lose, in nats per token of each sequence.
+    """What each probe of a layer is expected to lose.
 
-    It is fp32 [probes, count], for `hidden` states [count, length, hidden] that enter the layer and
-    the `gradients` of `measure_gradients`.
+    Args:
+        model: The dense model.
+        layer: The layer and its statistics.
+        tried: The probes.
+        hidden: The hidden states that enter it, [count, length, hidden].
+        gradients: Those of `measure_gradients`.
+
+    Returns:
+        fp32 [probes, count], in nats per token of each sequence.
     """
     at = positions(hidden.shape[1]).to(model.device)
     whole = layer.as_in_it(model.layout.layers[0])
@@ -155,10 +167,16 @@ def measure_followed(
     hidden: torch.Tensor,
     last: torch.Tensor,
 ) -> float:
-    """What the model loses with layer `index` compressed to `target`, in nats per token.
+    """What the model loses with one layer compressed, in nats per token.
 
-    The states `hidden` [count, length, hidden] enter the layer, and `last` ones leave the last
-    layer of the dense model.
+    Args:
+        model: The dense model.
+        read: Reads its tensors.
+        index: The number of the layer.
+        layer: The layer and its statistics.
+        target: Its dims.
+        hidden: The hidden states that enter it, [count, length, hidden].
+        last: Those that leave the last layer of the dense model.
     """
     smaller = _compressed(model, layer, target)
     states = layer_outputs(model, layer.as_in_it(target), smaller, hidden)

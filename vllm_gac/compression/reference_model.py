@@ -354,10 +354,16 @@ def batches(sequences: Tensor, tokens: int = BATCH) -> Iterator[Tensor]:
 def mixed_experts(
     experts: Experts, weights: Mapping[str, torch.Tensor], normed: torch.Tensor
 ) -> torch.Tensor:
-    """What the experts of a layer make of its normed states [batch, tokens, hidden].
+    """What the experts of a layer make of its normed states.
 
-    It is the sum of each token's experts, weighted by their shares of the softmax, which is
-    computed in fp32 at least, as engines do.
+    Args:
+        experts: How many there are, and how many a token goes to.
+        weights: The layer's tensors, by their names within the layer.
+        normed: [batch, tokens, hidden].
+
+    Returns:
+        [batch, tokens, hidden]: the sum of each token's experts, weighted by their shares of the
+        softmax, which is computed in fp32 at least, as engines do.
     """
     rows = normed.flatten(0, -2)
     precise = torch.promote_types(rows.dtype, torch.float32)

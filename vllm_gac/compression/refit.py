@@ -57,7 +57,9 @@ _MIN_GAIN = 1e-3
 class Streams:
     """Hidden states between two layers for the same tokens, [count, length, hidden].
 
-    They are those of the dense and of the compressed model.
+    Attributes:
+        dense: Those of the dense model.
+        small: Those of the compressed model.
     """
 
     dense: torch.Tensor
@@ -65,10 +67,15 @@ class Streams:
 
 
 class Refitting:
-    """The refit of the layers of a dense model, which becomes one of `layout`.
+    """The refit of the layers that are made of a dense model.
 
-    It is made on the text `tokens` [count, length]. The compressed layers are written to
-    `directory`.
+    Args:
+        model: The dense model.
+        layout: What it becomes.
+        checkpoint: The files of the dense model.
+        read: Reads the dense model's tensors.
+        tokens: The text to refit on, [count, length].
+        directory: Where the compressed layers are written.
     """
 
     def __init__(
@@ -142,9 +149,17 @@ def refit_layer(
 ) -> tuple[dict[str, torch.Tensor], Streams]:
     """Refit o_proj and down_proj of a compressed layer.
 
-    The tensors are those of the `dense` layer, and the `weights` of the compressed one in the
-    dtypes in which they are stored. The MLP may have to stay as it is, as experts and packed linear
-    layers do. Returns the tensors, and the hidden states that leave the layer with them.
+    Args:
+        model: The dense model.
+        index: The layer's number.
+        dense: The dense layer's tensors.
+        layer: The compressed layer's dims.
+        weights: Its tensors, in the dtypes in which they are stored.
+        streams: The hidden states that enter the layer.
+        keeps_mlp: Whether the MLP stays as it is, as experts and packed linear layers do.
+
+    Returns:
+        The tensors, and the hidden states that leave the layer with them.
     """
     refitted, before, dense = dict(weights), model.layout.layers[index], _cast(model, dense)
     small, home = _cast(model, weights), streams.small.device

@@ -20,7 +20,11 @@ class Adam:
     """The optimizer of some parameters."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        """Begin with no moments of the parameters, which are outside of the autograd graph."""
+        """Begin with no moments.
+
+        Args:
+            parameters: Tensors outside of the autograd graph, by their names.
+        """
         self._steps = 0
         self._parameters = dict(parameters)
         self._moments = {

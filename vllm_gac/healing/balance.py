@@ -43,8 +43,15 @@ def training_scales(
 ) -> dict[str, Tensor]:
     """What the tensors of layer `index` are multiplied by while they are trained.
 
-    The `unit` is the `rate_unit` of the dense model. Returns fp32 tensors that broadcast to those
-    of the layer, by full names. A tensor that is not there stays as it is.
+    Args:
+        layout: The model's layout.
+        index: The layer.
+        read: Reads a tensor by its full name.
+        unit: The `rate_unit` of the dense model.
+
+    Returns:
+        fp32 tensors that broadcast to those of the layer, by full names. A tensor that is not
+        there stays as it is.
     """
     layer, prefix = layout.layers[index], f"model.layers.{index}."
     names = {name.removeprefix(prefix) for name, _ in layout.layer_tensors(index)}

@@ -127,8 +127,11 @@ def memory(
 def kept_layers(student: ModelLayout, needed: Memory, tokens: int, free: int | None) -> int:
     """How many layers keep their activations for the backward pass, where the rest run again.
 
-    The memory that is `needed` is that of healing in which all layers run again, with so many
-    tokens at once. If `free` is None, the model is healed on a CPU, and all run again.
+    Args:
+        student: The layout of the model that is healed.
+        needed: What healing needs if all layers run again.
+        tokens: Tokens that run at once.
+        free: Free bytes of the GPU; None: the model is healed on a CPU, and all run again.
     """
     if free is None:
         return 0

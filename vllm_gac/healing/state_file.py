@@ -57,8 +57,12 @@ def write_state(
 ) -> None:
     """Write the state of the run of this description atomically.
 
-    The `path` is None in processes that only give their shares. By its kind and the parameter's
-    name, `give` returns a tensor in host memory.
+    Args:
+        path: The file; None in processes that only give their shares.
+        run: The description.
+        progress: How far the run is.
+        shapes: The shape of each parameter, by its name.
+        give: Returns a tensor in host memory by its kind and the parameter's name.
     """
     names = [(kind, name) for kind in progress.kinds for name in shapes]
     tensors = (give(kind, name) for kind, name in names)

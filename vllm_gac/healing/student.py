@@ -53,9 +53,13 @@ class Student:
     ) -> None:
         """Read the tensors of a model.
 
-        An `adapter_rank` of None trains whole weights. The `unit` is the `rate_unit` of the dense
-        model. Of the tensors that `may_change`, `trained` says by a full name whether one is
-        trained.
+        Args:
+            layout: Its layout.
+            read: Reads a tensor by its full name.
+            processes: Those that heal together.
+            adapter_rank: The rank of the adapters; None trains whole weights.
+            unit: The `rate_unit` of the dense model.
+            trained: Whether a tensor is trained, of those that `may_change`, by its full name.
         """
         self.layout, self._processes = layout, processes
         self.layers = [ShardedModule() for _ in layout.layers]
@@ -209,7 +213,11 @@ def _divided(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Teacher:
-    """The dense model that a student learns from, as it is stored."""
+    """The dense model that a student learns from, as it is stored.
+
+    Attributes:
+        layers: The tensors of each layer.
+    """
 
     def __init__(
         self, layout: ModelLayout, read: Callable[[str], Tensor], processes: Processes

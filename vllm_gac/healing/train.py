@@ -48,9 +48,16 @@ class Healing:
         path: Path,
         run: str,
     ) -> None:
-        """Prepare the run, with token ids [count, length] to train on, and others to measure.
+        """Prepare the run.
 
-        Its state is kept in the file `path`, where `run` identifies it.
+        Args:
+            distillation: The student beside its teacher.
+            student: What is trained.
+            tokens: Token ids [count, length] to train on.
+            held_out: Token ids [count, length] to measure.
+            schedule: Its steps.
+            path: The file of its state.
+            run: Identifies the run in that file.
         """
         self._distillation, self._student = distillation, student
         self._processes = distillation.processes

@@ -39,11 +39,15 @@ def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
 
 
 def open_source(source: Path, base: Path | None) -> Checkpoint:
-    """The model in `source`, a directory or a state dict. One of another tool is an `Imported`.
+    """The model in `source`. One in the files of another tool is an `Imported`.
 
-    The config.json for a state dict is taken from `base`, the directory of the model before
-    compression; None: from beside it. Raises CheckpointError if there is no such model, or its
-    headers are broken.
+    Args:
+        source: A model directory, or a file with a state dict.
+        base: Directory of the model before compression. The config.json of a file is taken from
+            there; None: from beside it.
+
+    Raises:
+        CheckpointError: There is no such model, or its headers are broken.
     """
     if base is not None and not base.is_dir():
         raise CheckpointError(f"{base}: {not_a_directory(base)}")

@@ -28,10 +28,15 @@ class CacheGeometry:
 
     @classmethod
     def of(cls, layout: ModelLayout, layer: LayerLayout, tensor_parallel_size: int = 1) -> Self:
-        """The geometry of `layer` on one of `tensor_parallel_size` ranks, at the layout's sizes.
+        """The geometry of `layer` on one of `tensor_parallel_size` ranks.
 
-        The layout is that of the whole model, or one whose heads are copied so that the ranks can
-        share them.
+        Args:
+            layout: the whole model, or one whose heads are copied so that the ranks can share them.
+            layer: one of its layers.
+            tensor_parallel_size: divides the numbers of query, key and value heads.
+
+        Returns:
+            The heads of one rank, at the sizes that the layout says.
         """
         return cls(
             query_heads=layer.query_heads // tensor_parallel_size,

@@ -288,9 +288,16 @@ class ModelLayout:
 def breakeven_rank(
     layout: ModelLayout, layer: LayerLayout, linear: str, share: float = 1.0
 ) -> float:
-    """The rank at which the two factors of a linear of LINEARS have `share` of its parameters.
+    """The rank at which the two factors of a linear have `share` of its parameters.
 
-    It is rows * columns * share / (rows + columns), which need not be an integer.
+    Args:
+        layout: The model that `layer` belongs to.
+        layer: The layer, whose dims give the linear its shape.
+        linear: The name of the linear, one of LINEARS.
+        share: The share of the whole linear's parameters, above 0.
+
+    Returns:
+        rows * columns * share / (rows + columns), which need not be an integer.
     """
     rows, columns = layout.linear_shape(layer, linear)
     return share * rows * columns / (rows + columns)

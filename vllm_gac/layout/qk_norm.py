@@ -32,10 +32,18 @@ def norm_heads(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
 
 
 def norm_latents(latents: torch.Tensor, head_dim: int, eps: float) -> torch.Tensor:
-    """Norm latents [..., heads, size] as the heads that they give are normed.
+    """Norm latents as the heads that they give are normed.
 
     A head is an orthonormal matrix times its latent, so both have the same sum of squares, of which
-    the mean is over the elements of the head. The result has the dtype of the latents.
+    the mean is over the elements of the head.
+
+    Args:
+        latents: [..., heads, size]; each head has its own.
+        head_dim: The size of a head.
+        eps: is added to the mean square.
+
+    Returns:
+        [..., heads, size], in the dtype of `latents`.
     """
     size = latents.shape[-1]
     normed = rms_norm(latents, (size,), eps=eps * head_dim / size)

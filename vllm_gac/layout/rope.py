@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 
 def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
-    """The frequency of each pair, as transformers computes it: fp32 [head_dim / 2].
+    """The frequency of each pair, as transformers computes it.
 
-    They are in radians per position, of RoPE of type default, linear, llama3 or yarn. They are
-    always on the CPU, as stored tables are: vLLM makes models with the GPU as torch's default
-    device.
+    Args:
+        rope: parameters of type default, linear, llama3 or yarn.
+        head_dim: size of a head.
+
+    Returns:
+        Radians per position, fp32 [head_dim / 2]. Always on the CPU, as stored tables are: vLLM
+        makes models with the GPU as torch's default device.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     inv_freq = 1.0 / (rope.rope_theta**exponents)
@@ -69,9 +73,14 @@ def _yarn(inv_freq: torch.Tensor, rope: RopeParameters, head_dim: int) -> torch.
 
 
 def cos_sin(positions: torch.Tensor, inv_freq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of every angle, fp32 [tokens, heads, pairs].
+    """Cosine and sine of every angle.
 
-    The `positions` are [tokens], and `inv_freq` [heads, pairs] are radians per position.
+    Args:
+        positions: [tokens].
+        inv_freq: radians per position, [heads, pairs].
+
+    Returns:
+        Two fp32 tensors [tokens, heads, pairs].
     """
     angles = positions.to(torch.float32)[:, None, None] * inv_freq
     return angles.cos(), angles.sin()
@@ -82,9 +91,15 @@ def of_queries(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What queries are turned by, and scaled by if the model scales them by their position.
 
-    The `positions` are [tokens]; `cos` and `sin` [tokens, heads, pairs] are as `cos_sin` gives
-    them. Returns two tensors of the same shape, both multiplied by 1 + beta ln(1 + n) for a query
-    with n whole contexts of the original length before it. If queries are not scaled, beta is 0.
+    Args:
+        positions: [tokens].
+        cos: [tokens, heads, pairs], as `cos_sin` gives it, and so is `sin`.
+        sin: See `cos`.
+        rope: Its `llama_4_scaling_beta` is 0 if queries are not scaled.
+
+    Returns:
+        Two tensors of the same shape, both multiplied by 1 + beta ln(1 + n) for a query with n
+        whole contexts of the original length before it.
     """
     if not rope.llama_4_scaling_beta:
         return cos, sin

@@ -315,9 +315,16 @@ _short.maxstring = _short.maxother = 60
 def validate(
     model: type[_Model], raw: Any, where: str, error: type[GacError] = CheckpointError
 ) -> _Model:
-    """`raw` JSON as a `model`.
+    """`raw` as a `model`.
 
-    Raises an `error` of one sentence that names `where` and the first wrong key.
+    Args:
+        model: the pydantic model.
+        raw: parsed JSON.
+        where: what error messages call the file.
+        error: class of the error to raise.
+
+    Raises:
+        error: one sentence that names `where` and the first wrong key.
     """
     try:
         return model.model_validate(raw)

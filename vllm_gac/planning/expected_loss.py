@@ -17,12 +17,18 @@ _TOGETHER = 2.0
 
 
 def interval(by_sequence: NDArray[np.float64]) -> tuple[float, float] | None:
-    """The range of an expected loss `by_sequence` on other text like this, in nats per token.
+    """The range of an expected loss on other text like this, in nats per token.
 
     Its ends are the loss divided and multiplied by a factor, of the 95 % interval of the mean over
     other documents and of the error of adding up layers, which are independent of each other.
     Sequences that follow one another are alike. So those of a stretch, of n as many as the square
-    root of n, count as one. None: there are too few sequences.
+    root of n, count as one.
+
+    Args:
+        by_sequence: The loss on each sequence, [sequences].
+
+    Returns:
+        Its ends; None: there are too few sequences.
     """
     # Here: each start of the command line imports this module, and scipy takes .4 seconds.
     from scipy import special
@@ -42,8 +48,9 @@ def interval(by_sequence: NDArray[np.float64]) -> tuple[float, float] | None:
 def in_words(expected: float, ends: Any = None) -> str:
     """An expected loss in words, as what `compress` measures of it is called.
 
-    It is in nats per token. Its `ends` are those of its `interval`, as a plan's notes have them,
-    which may hold anything.
+    Args:
+        expected: A loss in nats per token.
+        ends: Those of its `interval`, as a plan's notes have them, which may hold anything.
     """
     said = f"{expected:.4f} nats per token of divergence"
     if isinstance(ends, Sequence) and [type(end) for end in ends] == [float, float]:

@@ -54,9 +54,13 @@ class Choice:
 def choose(costs: Sequence[Ints], values: Sequence[Floats], limits: Mapping[str, int]) -> Choice:
     """Choose one candidate of each item, with the largest value within the limits.
 
-    For each item, `costs` are [candidates, budgets] and `values` [candidates]; `limits` are those
-    of the budgets, by their names. Raises PlanError if no choice is within the limits, or none was
-    found.
+    Args:
+        costs: [candidates, budgets] for each item.
+        values: [candidates] for each item.
+        limits: The limit of each budget by its name.
+
+    Raises:
+        PlanError: If no choice is within the limits, or none was found.
     """
     # Every choice pays for the cheapest candidates.
     above = [cost - cost.min(axis=0) for cost in costs]

@@ -70,8 +70,16 @@ def part_candidates(
 ) -> list[PartCandidates]:
     """Make the candidates for the parts of a layer that the request's methods change.
 
-    The time of the `deployment` is predicted, if the request has one. Raises PlanError if a method
-    has no candidates.
+    Args:
+        dense: The dense model.
+        request: What the plan is to keep.
+        deployment: The deployment whose time is predicted, if the request has one.
+
+    Returns:
+        One entry for each part.
+
+    Raises:
+        PlanError: A method has no candidates.
     """
     choices = choices_of(dense, request, deployment)
     parts: list[Candidates] = []

@@ -60,8 +60,10 @@ def loss_by_sequence(
 ) -> NDArray[np.float64]:
     """The expected loss of a plan on each of the sequences that probes ran on, [sequences].
 
-    `layers` are those of the plan, and the losses `of` all sequences together are as `read_losses`
-    returns them.
+    Args:
+        stats: The statistics of the model.
+        layers: The layers of the plan.
+        of: The losses of all sequences together, as `read_losses` returns them.
     """
     dense, probed = stats.model.layout, _read_probed(stats)
     shares = probed / np.maximum(probed.mean(2, keepdims=True), _MIN_LOSS)
@@ -124,8 +126,11 @@ def measured_losses(
 ) -> Losses:
     """Combine errors and probes into losses.
 
-    The `tried` probes are the same in every layer. `errors` are the error curves of every layer, by
-    name, and `measured` is what its probes lose, [layers, probes], in nats per token.
+    Args:
+        dense: The model's layout.
+        tried: The probes, which are the same in every layer.
+        errors: The error curves of every layer, by name.
+        measured: [layers, probes] what they lose, in nats per token.
     """
     losses = []
     for of, lost in zip(errors, np.maximum(measured, _MIN_LOSS), strict=True):

@@ -117,10 +117,16 @@ def check_plan(plan: Plan, model: Checkpoint, where: str = "plan") -> None:
 
 
 def planned_layout(model: Checkpoint, plan: Plan, where: str = "plan") -> ModelLayout:
-    """The layout of `model` after compression by `plan`, which error messages call `where`.
+    """The layout of `model` after compression by `plan`.
 
-    Raises PlanError if no method that the plan names can make its layers, or if the plan's numbers
-    about its budgets are wrong.
+    Args:
+        model: The dense model.
+        plan: The plan.
+        where: What error messages call the plan.
+
+    Raises:
+        PlanError: If no method that the plan names can make its layers, or if the plan's numbers
+            about its budgets are wrong.
     """
     dense = model.layout
     if len(plan.layers) != len(dense.layers):

@@ -87,9 +87,14 @@ def measured_plan(
 ) -> Plan:
     """Make the best plan by the losses that calibration measured on the model.
 
-    `problems` is what is known of the model from plans for other losses. Raises CheckpointError if
-    the statistics are malformed, and PlanError if they lack what the request needs, or no plan
-    fits.
+    Args:
+        stats: The statistics of the dense model.
+        request: What the plan is to keep.
+        problems: What is known of the model from plans for other losses.
+
+    Raises:
+        CheckpointError: If the statistics are malformed.
+        PlanError: If the statistics lack what the request needs, or no plan fits.
     """
     model, measured = stats.model, stats.measured
     stats.check_methods(request.methods)
@@ -131,7 +136,12 @@ def measured_plan(
 def prior_plan(model: Checkpoint, request: PlanRequest) -> Plan:
     """Make the best plan by the losses of other models, without statistics of this one.
 
-    Raises PlanError if no plan fits.
+    Args:
+        model: The dense model.
+        request: What the plan is to keep.
+
+    Raises:
+        PlanError: If no plan fits.
     """
     losses = prior_losses(model.layout, request.methods)
     best = best_plan(model, losses, request, {"losses": "prior"})
@@ -149,9 +159,15 @@ def best_plan(
 ) -> Plan:
     """Make the plan with the least loss within the budgets, or least time or bytes within a loss.
 
-    `notes` are more entries for the plan's notes, and `problems` is what is known of the model from
-    plans for other losses. Raises PlanError if no plan fits, with the smallest feasible value of
-    the option.
+    Args:
+        model: The dense model.
+        losses: The expected loss of every dim of every layer.
+        request: What the plan is to keep.
+        notes: More entries for the plan's notes.
+        problems: What is known of the model from plans for other losses.
+
+    Raises:
+        PlanError: If no plan fits. The message gives the smallest feasible value of the option.
     """
     problems = problems or Problems(model)
     problem, solution, about = _no_slower_solution(request, model, losses, problems)

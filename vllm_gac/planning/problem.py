@@ -56,9 +56,14 @@ class Problem:
     def __init__(self, request: PlanRequest, model: Checkpoint) -> None:
         """Find the candidates.
 
-        Raises PlanError if the model is compressed already, if its heads cannot be split over the
-        GPUs, or if the request leaves no candidate for some part; and ProfileError if there is no
-        profile of the request's GPU.
+        Args:
+            request: What the plan is to keep.
+            model: The dense model.
+
+        Raises:
+            PlanError: If the model is compressed already, if its heads cannot be split over the
+                GPUs, or if the request leaves no candidate for some part.
+            ProfileError: If there is no profile of the request's GPU.
         """
         if model.config.gac is not None:
             raise PlanError(f"{model.directory}: is compressed already; plan for the dense model")
@@ -98,8 +103,9 @@ class Problem:
     def check_feasible(self) -> None:
         """Check the budgets before anything is measured.
 
-        Raises PlanError if no plan is within the budgets. The message names the option and the
-        smallest value that is feasible.
+        Raises:
+            PlanError: If no plan is within the budgets. The message names the option and the
+                smallest value that is feasible.
         """
         unspent = self._unspent(self._limits)
         methods = ",".join(self._request.methods)
@@ -120,8 +126,13 @@ class Problem:
         """Find the choice with the least loss within every budget.
 
         If a loss was asked for, it is the one with the least time or bytes within that loss. The
-        time budget is checked on whole layers. Raises PlanError if no plan is within the budgets,
-        or none loses so little.
+        time budget is checked on whole layers.
+
+        Args:
+            losses: The expected loss of every dim of every layer.
+
+        Raises:
+            PlanError: If no plan is within the budgets, or none loses so little.
         """
         # Of each part of each layer, the losses [candidates].
         curves = [part.losses(of_layer) for part in self._parts for of_layer in losses]
@@ -262,6 +273,9 @@ class Problems:
     """The problems of one model. Requests that differ in `max_loss` alone share the candidates.
 
     To predict the times of all candidates takes most of what a plan takes.
+
+    Args:
+        model: The dense model.
     """
 
     def __init__(self, model: Checkpoint) -> None:

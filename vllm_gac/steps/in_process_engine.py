@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 class InProcessEngine:
-    """An engine that is up; messages name the model that it runs."""
+    """An engine that is up.
+
+    Args:
+        model: The model that it runs, for messages.
+        llm: The engine.
+    """
 
     def __init__(self, model: Path, llm: "LLM") -> None:
         self._model, self._llm = model, llm

@@ -28,8 +28,12 @@ def with_packed(
 ) -> Mapping[str, torch.Tensor]:
     """The tensors of new layer `index` as they are stored, by their names within the layer.
 
-    None that was `made` is packed. Those that are not `unpacked`, as `attention_of_changed` returns
-    it, are copied from the model that the new one is made of.
+    Args:
+        checkpoint: The model that it is made of.
+        unpacked: What `attention_of_changed` returns.
+        read: Reads the tensors of that model.
+        index: The layer's number.
+        made: Its tensors, none of them packed.
     """
     if checkpoint.quantization is None:
         return made

@@ -49,10 +49,14 @@ def refuse_quantized(source: Checkpoint, step: str) -> None:
 def write_config_and_tokenizer(
     source: Checkpoint, layout: ModelLayout, done: Mapping[str, Any], card: str, directory: Path
 ) -> None:
-    """Write the tokenizer and other auxiliary files, the config and the model card to `directory`.
+    """Write the tokenizer and other auxiliary files, the config and the model card.
 
-    What was `done` to the `source`, config.json says by the name of the step. The layout is that of
-    the shards in `directory`.
+    Args:
+        source: The model that was there before.
+        layout: The layout of the model in `directory`.
+        done: What config.json says was done to it, by the name of the step.
+        card: The text of the model card.
+        directory: Where the shards are.
     """
     earlier = source.config.gac.source if source.config.gac else {}
     recorded = earlier | base_model(source).recorded()
@@ -71,10 +75,13 @@ def write_config_and_tokenizer(
 
 
 def write_files(source: Path, directory: Path, config: Mapping[str, Any], card: str) -> None:
-    """Write what a model has beside its shards in `directory`, but for its index.
+    """Write what a model has beside its shards, but for its index.
 
-    Its tokenizer, generation config, chat template and licence are those in `source`; `card` is the
-    text of its model card.
+    Args:
+        source: The directory with its tokenizer, generation config, chat template and licence.
+        directory: Where the shards are.
+        config: Its config.json.
+        card: The text of the model card.
     """
     for path in auxiliary_files(source):
         copy_file(path, directory / path.name)

@@ -45,8 +45,17 @@ def split_sequences(
     """Token ids [count, length] to fit on, and [count, length] to measure on.
 
     No document is on both sides, unless one side would not fill a window; no window ever is. Each
-    side has at most so many tokens, and at least one window. Raises CheckpointError if the texts
-    are too short, or cannot be read.
+    side has at most so many tokens, and at least one window.
+
+    Args:
+        tokenizer: The model's.
+        texts: As of `read_documents`.
+        length: Tokens of one window.
+        fit_tokens: How many tokens to fit on.
+        held_tokens: How many tokens to measure on.
+
+    Raises:
+        CheckpointError: The texts are too short, or cannot be read.
     """
     wanted = _MIN_CHARACTERS + _CHARACTERS_OF_A_TOKEN * max(fit_tokens, _HELD_SHARE * held_tokens)
     characters = min(_CALIBRATION_CHARACTERS, wanted)
@@ -72,11 +81,15 @@ def split_sequences(
 def read_documents(
     tokenizer: ModelTokenizer, texts: Sequence[Path], characters: int | None = None
 ) -> list[Document]:
-    """The documents of `texts`, which are from `local_texts`, in their order.
+    """The documents of `texts`, in their order.
 
-    A chat template makes text of conversations. Of each file, documents are read until they have so
-    many `characters`; None: all. Raises CheckpointError if a file cannot be read as text, or none
-    has any.
+    Args:
+        tokenizer: The model's, whose chat template makes text of conversations.
+        texts: From `local_texts`.
+        characters: Of each file, documents are read until they have so many. None: all.
+
+    Raises:
+        CheckpointError: A file cannot be read as text, or none has any.
     """
     documents = []
     for path in texts:
@@ -94,8 +107,11 @@ def read_documents(
 def split_documents(documents: Sequence[Document]) -> tuple[list[Document], list[Document]]:
     """Set one document in eight aside, evenly spread; documents of equal text are on one side.
 
-    Returns the documents to fit on, and those to measure on, in their order. Raises CheckpointError
-    if there are no two different documents.
+    Returns:
+        The documents to fit on, and those to measure on, in their order.
+
+    Raises:
+        CheckpointError: There are no two different documents.
     """
     count = max(1, len(documents) // _HELD_SHARE)
     # From the middle of each of as many equal parts.

@@ -216,8 +216,13 @@ def keep_tokens(source: Path, directory: Path) -> None:
     """Have vLLM make the tokens for `directory` that it makes for `source`.
 
     transformers exempts some models from a wrong class, by their path, which the other one lacks.
-    The other one has its config.json and files of the same tokenizer. Raises CheckpointError if no
-    class of a tokenizer gives these tokens.
+
+    Args:
+        source: A model directory.
+        directory: Another one, with its config.json and files of the same tokenizer.
+
+    Raises:
+        CheckpointError: No class of a tokenizer gives these tokens.
     """
     if not (source / "tokenizer.json").is_file():
         return

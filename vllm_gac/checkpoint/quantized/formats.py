@@ -70,7 +70,13 @@ class Quantization:
     def packed(
         self, layout: ModelLayout, tensors: Mapping[str, TensorInfo], directory: Path
     ) -> dict[str, PackedLinear]:
-        """The linear layers that are packed, by the names of their weights."""
+        """The linear layers that are packed, by the names of their weights.
+
+        Args:
+            layout: The dims of the model.
+            tensors: What the headers of its files say.
+            directory: The model directory, for messages.
+        """
         packed = {}
         for name, shape in layout.tensors().items():
             stored = tensors.get(name)

@@ -53,7 +53,12 @@ class _Awq(_Grouped):
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """Words down the columns of a weight, of integers of `bits`; each `block` shares a scale."""
+    """Words down the columns of a weight.
+
+    Attributes:
+        bits: Of one integer.
+        block: What shares a scale.
+    """
 
     bits: int
     block: Block
@@ -81,7 +86,8 @@ class Gptq:
 class Awq:
     """Words of eight numbers along the rows of a weight, in an order of their own.
 
-    Each `block` shares a scale.
+    Attributes:
+        block: What shares a scale.
     """
 
     block: Block

@@ -98,9 +98,17 @@ def packed_linear(
     tensors: Mapping[str, TensorInfo],
     directory: Path,
 ) -> PackedLinear:
-    """How the linear layer is stored whose `weight` is called so and has this `shape`.
+    """How the linear layer is stored whose weight is called `weight`.
 
-    It is by the first of the `packings` that fits; else by the first one, with its fault.
+    Args:
+        packings: The ways in which it may be; at least one.
+        weight: The name of its weight.
+        shape: Rows and columns.
+        tensors: What the headers of the files say.
+        directory: The model directory, for messages.
+
+    Returns:
+        It by the first of the `packings` that fits; else by the first one, with its fault.
     """
     module = weight.removesuffix("weight")
     tried = []

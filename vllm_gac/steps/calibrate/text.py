@@ -20,8 +20,13 @@ BUILT_IN = "Python's standard library, which comes with vllm-gac"
 def calibration_texts(model: Path, given: Sequence[str | Path]) -> list[Path]:
     """The files to calibrate the model in `model` on.
 
-    Where none is `given`, that is the text that comes with the demo model. Raises CheckpointError
-    if it is another model then, a file is missing, or a data set cannot be had.
+    Args:
+        model: The model's directory.
+        given: Files, and data sets on the Hub. Empty, for the demo model alone: the text that comes
+            with it.
+
+    Raises:
+        CheckpointError: None is given, a file is missing, or a data set cannot be had.
     """
     if given:
         return text_files(given, "calibrate on")

@@ -116,9 +116,15 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The model in `directory` that others are compared with. It runs once, for the first of them.
+    """The model that others are compared with. It runs once, for the first of them.
 
-    The other fields are as of `compare`.
+    Attributes:
+        directory: Its directory.
+        texts: As of `compare`.
+        sequence_length: As of `compare`.
+        max_tokens: As of `compare`.
+        device: As of `compare`.
+        progress: As of `compare`.
     """
 
     directory: Path
@@ -250,11 +256,15 @@ def ratio_interval(
 ) -> tuple[float, float]:
     """The 95 % interval of one model's perplexity over another's, by a paired bootstrap.
 
-    The losses are nats of each window, summed over its `tokens`; its `group` is the stretch of text
-    that it is in, from 0 on. Windows of one group are drawn together, because what they lose is
-    alike (Efron and Tibshirani 1993, chapter 8: the unit that is drawn is the one that is
-    independent). Few groups make a bootstrap's interval too narrow; it is widened as Student's t is
-    (Hesterberg 2015).
+    Windows of one group are drawn together, because what they lose is alike (Efron and
+    Tibshirani 1993, chapter 8: the unit that is drawn is the one that is independent). Few groups
+    make a bootstrap's interval too narrow; it is widened as Student's t is (Hesterberg 2015).
+
+    Args:
+        losses: Nats of each window, summed over its tokens.
+        others: The same of the model to compare with.
+        group: The stretch of text that each window is in; from 0 on.
+        tokens: The predicted tokens of each window.
     """
     differences = np.asarray(losses) - np.asarray(others)
     sums, counts = np.bincount(group, differences), np.bincount(group, tokens)

@@ -119,7 +119,16 @@ def left_out(written: Written) -> str:
 
 
 class _Run:
-    """A run that writes rows, of `files` with prompts, in sequences of `length` tokens at most."""
+    """A run that writes rows.
+
+    Args:
+        tokenizer: The model's.
+        rows: What was written.
+        request: How much, and how it is sampled.
+        files: Those with prompts.
+        length: Tokens of a sequence, at most.
+        progress: Whether to show a progress bar.
+    """
 
     def __init__(
         self,

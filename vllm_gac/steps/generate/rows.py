@@ -43,7 +43,11 @@ class Written:
 
 
 class Rows:
-    """The rows in a workspace. A run that was stopped goes on after its last whole `add`."""
+    """The rows in a workspace. A run that was stopped goes on after its last whole `add`.
+
+    Args:
+        work: The workspace.
+    """
 
     def __init__(self, work: Path) -> None:
         self.path, self._state, self._known = (

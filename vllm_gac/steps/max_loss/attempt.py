@@ -111,8 +111,11 @@ def _free(one: Attempt) -> str:
 def record(directory: Path, max_loss: float, best: Attempt, tries: Sequence[Attempt]) -> None:
     """Write into config.json and the card what was asked for, tried and measured.
 
-    The model in `directory` is the `best` of all `tries`. Its perplexity may be higher by
-    `max_loss` at most, as a share.
+    Args:
+        directory: The chosen model.
+        max_loss: The most that its perplexity may be higher by, as a share.
+        best: What was measured of it, one of `tries`.
+        tries: All models that were written and measured.
     """
     config = read_json(directory / "config.json")
     rows = [

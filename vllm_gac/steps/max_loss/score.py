@@ -24,10 +24,17 @@ def check_command(command: str) -> None:
 
 
 def found_by_score(command: str, model: Path, dense: Path, workspace: Path) -> Found:
-    """Score a model, and before the first one the dense model, whose score the workspace keeps.
+    """Score a model, and before the first one the dense model.
 
-    To the `command` line, a model's directory is added. Raises CommandError if it fails, or prints
-    no score; or if the dense model's is not above 0, so that no share of it can be lost.
+    Args:
+        command: The command line. A model's directory is added to it.
+        model: The directory of the model.
+        dense: That of the dense model.
+        workspace: Keeps the dense model's score.
+
+    Raises:
+        CommandError: The command fails, or prints no score; or the dense model's is not above 0,
+            so that no share of it can be lost.
     """
     known = workspace / _KNOWN
     if not known.exists():

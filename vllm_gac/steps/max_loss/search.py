@@ -90,8 +90,11 @@ def next_expected(max_loss: float, tries: Sequence[Attempt]) -> float | None:
 
     The measured loss is nearly in proportion to the expected one. Where that leads out of what
     measurements allow, the middle of these is taken. A plan is the best one for every allowed loss
-    down to what it spends itself, so that one that lost too much is not planned for again. All
-    losses are in nats per token.
+    down to what it spends itself, so that one that lost too much is not planned for again.
+
+    Args:
+        max_loss: The asked loss, in nats per token.
+        tries: What was measured so far.
     """
     if not tries:
         return max_loss
