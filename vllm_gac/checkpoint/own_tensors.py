@@ -32,7 +32,7 @@ _PREFIXES = {
 _SCALES = {".weight_scale_inv": ".weight_scale", ".activation_scale": ".input_scale"}
 # Keys that may be beside the text model's own.
 _BESIDE = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
-_PARTS = {
+FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
@@ -125,7 +125,7 @@ def without_fused(
         return tensors
     split = dict(tensors)
     for index, layer in enumerate(layout.layers):
-        for fused, parts in _PARTS.items():
+        for fused, parts in FUSED.items():
             info = split.pop(f"model.layers.{index}.{fused}.weight", None)
             if info is None:
                 continue

@@ -12,6 +12,7 @@ from vllm.config.cache import CacheDType
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
+from vllm_gac.checkpoint.own_tensors import FUSED
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.gpu import decode_fit
 from vllm_gac.kernels.gpu_limits import HOPPER, converts_e4m3
@@ -39,8 +40,11 @@ _WITHOUT_ATTENTION = (
     "extract_hidden_states",
 )  # fmt: skip
 # What vLLM may fuse a linear into; --lora-target-modules takes either name.
-_FUSED = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj")
-_FUSED |= dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj")
+_FUSED = {
+    part.rpartition(".")[2]: whole.rpartition(".")[2]
+    for whole, parts in FUSED.items()
+    for part in parts
+}
 
 
 def check_role(model_config: "ModelConfig") -> None:
