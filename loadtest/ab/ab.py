@@ -194,12 +194,12 @@ def _search(turn: Turn, running: Running, traffic: Traffic, before: Sequence[Pat
         return []
     mine = [run for run in map(load_run, before) if traffic_of(run) == traffic.name]
     mine = [run for run in mine if run.verdict.valid]
-    made: list[Path] = []
+    most, made = traffic.most, list[Path]()
     for place in range(traffic.search.steps if mine else 0):
         (known,) = capacities(group_runs(mine))
         if known.half_width <= traffic.search.within:
             break
-        low, high, rate = known.rate.low, known.rate.high, min(known.next_rate, traffic.most)
+        low, high, rate = known.rate.low, known.rate.high, min(known.next_rate, most)
         print(f"  capacity of {turn.server.label}: {low:.3g} to {high:.3g} requests/s", flush=True)
         if rate < known.next_rate and rate <= known.tested[-1]:
             print(f"  {traffic.name} has no more than {rate:.4g} requests/s for a step", flush=True)

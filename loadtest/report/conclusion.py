@@ -41,10 +41,10 @@ def _headline(comparisons: Sequence[Comparison]) -> str:
     if other := [c for c in comparisons if not c.same_length]:
         lengths = ", ".join(f"{_length(c)} at {c.rate:g}/s" for c in other)
         text = f"answers have another length ({lengths}), compared by time per token alone: {text}"
-    more = " else" * any(judged(e) == "worse" for e in speeds.values())
-    told = not any(math.isnan(e.value) for named in by_name.values() for e in named.values())
-    nothing = f"nothing{more} worse" * told
-    for verdict, none in (("better", ""), ("worse", nothing)):
+    is_worse = any(judged(e) == "worse" for e in speeds.values())
+    is_told = not any(math.isnan(e.value) for named in by_name.values() for e in named.values())
+    nothing = "nothing else worse" if is_worse else "nothing worse"
+    for verdict, none in (("better", ""), ("worse", nothing if is_told else "")):
         said = [
             f"{name} {_at_rates(sure)}"
             for name, by_rate in by_name.items()
@@ -52,7 +52,7 @@ def _headline(comparisons: Sequence[Comparison]) -> str:
         ]
         if said or none:
             text += f"; {verdict}: {', '.join(said)}" if said else f"; {none}"
-    text += f"; {starts} start{'s' * (starts > 1)}"
+    text += f"; {starts} start{'s' if starts > 1 else ''}"
     return text if starts >= ENOUGH_STARTS else f"{text}: of no others is this told"
 
 
