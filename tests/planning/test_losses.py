@@ -171,5 +171,6 @@ def test_the_range_of_a_loss_is_wider_where_documents_differ() -> None:
     alike, differing = interval(np.ones(16)), interval(np.linspace(0.5, 1.5, 16))
     assert alike is not None
     assert differing is not None
+    assert alike == pytest.approx((0.5, 2.5))
     assert 0 < differing[0] < alike[0] < 1 < alike[1] < differing[1]
     assert interval(np.zeros(16)) == (0, 0)
