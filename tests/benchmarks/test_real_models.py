@@ -348,27 +348,44 @@ def test_a_lease_compares_servers_when_their_models_are_there(
     headline_jobs.main()
     jobs = [Job(**job) for job in json.loads(capsys.readouterr().out)]
     *before, compare = jobs
-    assert compare.needs == [job.name for job in before[-1:]]
-    assert {need for job in before for need in job.needs} <= {job.name for job in before}
+    assert bool(compare.needs) == bool(before)
+    assert {need for job in jobs for need in job.needs} <= {job.name for job in before}
     assert "--side-by-side" in compare.command
     assert f"{comparison.removesuffix('.yaml')}.yaml $RESULTS" in compare.command
 
 
-def test_a_lease_compares_servers_in_turn_on_each_gpu(
+def test_a_lease_starts_each_server_alone_on_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("L", str(tmp_path))
-    monkeypatch.setenv("RUNS", "1:azure-conversation,azure-code-poisson 2:agents,mooncake-64k")
+    monkeypatch.setenv("RUNS", "1:azure-conversation,azure-code-poisson 1:agents,mooncake-64k")
     headline_jobs.main()
     jobs = [Job(**job) for job in json.loads(capsys.readouterr().out)]
-    assert [(job.alone, job.gpu, job.needs) for job in jobs[1:]] == [(True, True, ["models"])] * 2
-    written = [load_comparison(tmp_path / f"compare-{number}.yaml") for number in range(2)]
-    assert [comparison.port for comparison in written] == [8100, 8110]
+    assert [(job.alone, job.gpu, job.needs) for job in jobs[1:]] == [(True, True, ["models"])] * 6
+    written = [load_comparison(tmp_path / f"{job.name}.yaml") for job in jobs[1:]]
+    assert len({comparison.port for comparison in written}) == 6
+    labels = [comparison.baseline for comparison in written]
+    assert labels[0] != labels[3]
+    assert set(labels[:3]) == set(labels[3:])
+    assert len(set(labels)) == 3
     assert not any(traffic.search for comparison in written for traffic in comparison.traffic)
     # What is asked of each is in its file.
     for job, comparison in zip(jobs[1:], written, strict=True):
         asked = re.findall(r"--traffic (\S+)", job.command)
         assert set(asked) < {traffic.name for traffic in comparison.traffic}
+
+
+def test_a_trained_models_dense_servers_start_before_it_is_compressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("L", str(tmp_path))
+    monkeypatch.setenv("COMPARISON", "coder")
+    monkeypatch.setenv("RUNS", "1 2")
+    headline_jobs.main()
+    jobs = [Job(**job) for job in json.loads(capsys.readouterr().out)]
+    made = {job.name for job in jobs if job.name.startswith("make-")}
+    assert sum(made <= set(job.needs) for job in jobs[-6:]) == 2
+    assert not made <= set(jobs[-6].needs)
 
 
 def test_the_trained_models_comparison_is_right(
