@@ -20,6 +20,8 @@ from vllm_gac.errors import CheckpointError
         ("tokenizer.json", '{"version": "1.0", "added_tok'),
         ("tokenizer.json", "version https://git-lfs.github.com/spec/v1"),
         ("tokenizer_config.json", "{"),
+        ("chat_template.json", '{"chat_template": [{"name": "default"}]}'),
+        ("chat_template.json", r'{"chat_template": "\ud800"}'),
     ],
 )
 def test_a_file_that_no_engine_can_read_is_refused(tmp_path: Path, file: str, text: str) -> None:

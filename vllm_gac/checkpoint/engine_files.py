@@ -12,7 +12,7 @@ from vllm_gac.errors.sanitize import sanitize
 
 
 def refuse_unserved(directory: Path) -> None:
-    """Raise CheckpointError for a generation config or a tokenizer that no engine can read.
+    """Raise CheckpointError for a file beside the weights that no engine can read.
 
     Without transformers, which comes with vLLM, only their JSON is checked.
     """
@@ -20,6 +20,7 @@ def refuse_unserved(directory: Path) -> None:
         "generation_config.json": _read_generation_config,
         "tokenizer_config.json": read_json,
         "tokenizer.json": _read_tokenizer,
+        "chat_template.json": _read_template,
     }
     for name, read in readers.items():
         if os.path.lexists(path := directory / name):
@@ -43,6 +44,15 @@ def _read_tokenizer(path: Path) -> None:
     from tokenizers import Tokenizer
 
     Tokenizer.from_buffer(raw)
+
+
+def _read_template(path: Path) -> None:
+    template = read_json(path).get("chat_template")
+    if not isinstance(template, str | None):
+        raise CheckpointError(
+            f"{path}: chat_template: expected text, got {sanitize(template)}; keep one template"
+        )
+    (template or "").encode()  # half a surrogate cannot be written
 
 
 @contextmanager

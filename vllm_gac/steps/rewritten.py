@@ -105,4 +105,5 @@ def write_files(source: Path, directory: Path, config: Mapping[str, Any], card: 
     of_processor = directory / "chat_template.json"  # which a text model does not have
     if of_processor.exists() and not has_template(directory):
         template = read_json(of_processor).get("chat_template")
-        write_text(directory / "chat_template.jinja", str(template))
+        if template is not None:
+            write_text(directory / "chat_template.jinja", template)

@@ -124,7 +124,9 @@ def as_transformers_has_it(out: Path, raw: dict[str, Any], layout: ModelLayout) 
 @pytest.mark.parametrize("layers", [WIDTHS, KV_HEADS])
 def test_block_configs_alone_say_the_same(layers: Any, tmp_path: Path) -> None:
     model, out = compressed(tmp_path / "gac", WIDE, *layers), tmp_path / "out"
+    (model / "chat_template.json").write_text("{}")
     layout = export(model, out, progress=False)
+    assert not (out / "chat_template.jinja").exists()
     raw = json.loads((out / "config.json").read_text())
     del raw["per_layer_config"]
     (out / "config.json").write_text(json.dumps(raw))

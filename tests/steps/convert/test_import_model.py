@@ -59,16 +59,24 @@ def test_norms_in_fp32_stay_so_and_decide_nothing(
     assert kinds == {1: "F32", 2: "BF16"}
 
 
-@pytest.mark.parametrize("gac", ["1", '{"source": 1}', "{"])
-def test_a_broken_config_of_the_base_is_refused_before_the_work(
-    gac: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", '{"gac": 1}'),
+        ("config.json", '{"gac": {"source": 1}}'),
+        ("config.json", '{"gac": {}'),
+        ("chat_template.json", '{"chat_template": []}'),
+    ],
+)
+def test_a_broken_file_of_the_base_is_refused_before_the_work(
+    file: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, base, out = (tmp_path / name for name in ("source", "base", "out"))
     write_low_rank(source, "asvd", SOME)
     base.mkdir()
-    (base / "config.json").write_text(f'{{"gac": {gac}}}')
+    (base / file).write_text(text)
     said = error(capsys, "import", source, out, "--base", base, "--quiet")
-    assert str(base / "config.json") in said
+    assert str(base / file) in said
     assert not out.with_name("out.partial").exists()
 
 

@@ -15,6 +15,7 @@ import torch
 
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, WeightDtype
+from vllm_gac.checkpoint.engine_files import refuse_unserved
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.locate import auxiliary_files, tokenized_by_mistral
@@ -99,6 +100,7 @@ def import_model(
         raise CheckpointError(fault)
     beside = base or model.directory
     # These refuse what cannot be copied before the work begins.
+    refuse_unserved(beside)
     auxiliary_files(beside)
     tokenized_by_mistral(beside)
     # What is said of the model before is read where it is: its id, its card and its licence.
