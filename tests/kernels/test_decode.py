@@ -39,6 +39,7 @@ INTERPRETER = Limits("cpu", (torch.float16, torch.float8_e4m3fn), 64, 200)
 
 
 CODES = 256
+FP8 = torch.float8_e4m3fn
 
 
 @dataclass
@@ -250,6 +251,17 @@ def check_interpreted(seed: int, grain: int, head_size: int) -> None:
     assert relative_error(batch) < tolerance(batch), (seed, batch.geometry)
 
 
+def check_large_keys(seed: int, by_head: bool) -> None:
+    """Keys of 300 are decoded where their latents' codes alone would give 134,400."""
+    batch = random_batch(seed, replace(INTERPRETER, cache_dtypes=(FP8,), latents=1.0))
+    assert batch.latent is not None
+    batch.cache[..., 0] = 448
+    batch.latent.up[0, 5, 0] = 300
+    k_scale = torch.full((batch.geometry.key_heads if by_head else 1,), 1 / 448)
+    batch = replace(batch, query=batch.query / 10, k_scale=k_scale)
+    assert relative_error(batch) < tolerance(batch), (seed, batch.geometry)
+
+
 # Head sizes of our plans, arbitrary sizes, and small sizes that fill no tile.
 SIZES = {"aligned": GPU, "any": replace(GPU, grain=1), "small": replace(GPU, grain=1, head_size=20)}
 SEEDS_AT_ONCE = 40
@@ -268,6 +280,10 @@ def test_random_batches_are_decoded_in_tritons_interpreter(
 ) -> None:
     """Head sizes are multiples of `grain`, and at most `head_size`."""
     run_interpreted(check_interpreted, [(seed, grain, head_size) for seed in seeds])
+
+
+def test_keys_larger_than_fp16_holds_of_their_codes_are_decoded() -> None:
+    run_interpreted(check_large_keys, [(0, False), (1, True)])
 
 
 def test_fp8_codes_are_decoded_in_tritons_interpreter() -> None:

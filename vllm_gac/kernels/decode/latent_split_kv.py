@@ -7,7 +7,8 @@ So no table of cosines is read for the tokens.
 
 Scores have tokens along the first dim, as the matrix unit leaves them, so that only the weights are
 transposed, of which there are few. Keys are rotated and multiplied in fp16, two elements an
-instruction; fp16 is finer than bf16 and holds keys up to 65,504.
+instruction; fp16 is finer than bf16 and holds keys up to 65,504. So the scale of an FP8 cache's
+latents goes into the up-projections: keys that codes alone give may be hundreds of times as large.
 
 Names are those of split_kv.py, and these:
 
@@ -29,6 +30,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from vllm_gac.kernels.cache_write import scale_of
 from vllm_gac.kernels.decode.latent_keys import (
     cos_sin,
     derotated_queries,
@@ -87,8 +89,6 @@ def latent_split_kv(
     # e4m3 converts to fp16 in one instruction for two elements; to bf16 it takes a dozen.
     fp8: tl.constexpr = kv_cache.dtype.element_ty.primitive_bitwidth == 8
     dtype: tl.constexpr = tl.float16 if fp8 else query.dtype.element_ty
-    if k_scale is not None and not CACHE.by_head:
-        scale *= tl.load(k_scale)
     row = tl.arange(0, ROWS)
     row_token, row_head = row // QUERIES.group, row % QUERIES.group
     original = row_head // (QUERIES.group // (CACHE.keys_per_value * REBUILT.heads))
@@ -105,12 +105,8 @@ def latent_split_kv(
         )
         start = (unit.first + unit.skipped) * TILE
         known = used[:, None] & (pair < REBUILT.pairs)[None, :]
-        row_scale = scale
-        if CACHE.by_head:
-            key_head = unit.head * CACHE.keys_per_value + original // REBUILT.heads
-            row_scale = (scale * tl.load(k_scale + key_head))[:, None]
         q_low, q_high = derotated_queries(
-            query_row, known, pair, frequency, start, row_scale, REBUILT.pairs
+            query_row, known, pair, frequency, start, scale, REBUILT.pairs
         )
         row_end = tl.where(used, unit.length - unit.queries + row_token + 1, 0)
 
@@ -127,7 +123,7 @@ def latent_split_kv(
             page, page_row = locate(token + TILE, unit, table, CACHE.block_size, TILES.window)
             cache_row = head_cache + (offset * CACHE.stride_unit)[:, None]
             scores = _scores(
-                q_low, q_high, cache_row, up, unit.head, original, tile_cos, tile_sin,
+                q_low, q_high, cache_row, up, k_scale, unit.head, original, tile_cos, tile_sin,
                 CACHE, REBUILT, dtype,
             )  # fmt: skip
             q_low, q_high = rotate_back(q_low, q_high, step_cos, step_sin)
@@ -154,6 +150,7 @@ def _scores(
     q_high,
     cache_row,
     up,
+    k_scale,
     head,
     original,
     tile_cos,
@@ -173,6 +170,9 @@ def _scores(
     scores = tl.zeros([tile_cos.shape[0], q_low.shape[1]], tl.float32)
     for part in tl.static_range(KEYS_PER_VALUE):
         latent_row = cache_row + part * CACHE.key_size
+        key_scale = None
+        if k_scale is not None:
+            key_scale = scale_of(k_scale, head * KEYS_PER_VALUE + part, CACHE.by_head)
         if CACHE.paired:
             latent = load_latent_pairs(latent_row, CACHE)
         else:
@@ -181,9 +181,9 @@ def _scores(
             index = (head * KEYS_PER_VALUE + part) * HEADS + member
             up_head = up + index * 2 * REBUILT.pairs * CACHE.key_size
             if CACHE.paired:
-                low, high = rebuild_from_pairs(latent, up_head, CACHE, REBUILT)
+                low, high = rebuild_from_pairs(latent, up_head, key_scale, CACHE, REBUILT)
             else:
-                low, high = rebuild_keys(latent, up_head, CACHE, REBUILT)
+                low, high = rebuild_keys(latent, up_head, key_scale, CACHE, REBUILT)
             low, high = rotate(low, high, tile_cos, tile_sin, CACHE.assembly)
             head_scores = tl.dot(low, q_low)
             head_scores = tl.dot(high, q_high, head_scores)
