@@ -19,9 +19,10 @@ from tests.support.command import error, result
 from tests.support.dense_models import config
 from tests.support.stored_models import logits_of
 from vllm_gac.checkpoint.values import all_faults
+from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import KeyLayout, ModelLayout, ValueLayout, layout_of
-from vllm_gac.steps.convert.export import export
+from vllm_gac.steps.convert.export import export, exported_config
 
 WIDE = config(num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3)
 
@@ -155,6 +156,22 @@ def test_layers_that_no_other_format_can_store_are_refused(
     said = error(capsys, "export", model, "--out", tmp_path / "out")
     assert f"{model}: layer 1: {sentence}: other formats say how many KV heads of 16" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_query_heads_that_transformers_refuses_of_a_llama_are_refused(tmp_path: Path) -> None:
+    five = (heads(5, 5),) * 3
+    model = compressed(tmp_path / "gac", WIDE, *five)
+    with pytest.raises(CheckpointError, match="48, is no multiple of its 5 query heads"):
+        export(model, tmp_path / "out", progress=False)
+    model = compressed(tmp_path / "qwen2", WIDE | {"model_type": "qwen2"}, *five)
+    export(model, tmp_path / "out", progress=False)
+    AutoConfig.from_pretrained(tmp_path / "out")
+
+
+def test_the_dtype_is_kept_under_its_new_key(tmp_path: Path) -> None:
+    raw = config(dtype=None, torch_dtype="float32")
+    _, source = open_any_format(dense_models.write(tmp_path / "model", raw))
+    assert exported_config(source)["dtype"] == "float32"
 
 
 def test_a_phi_is_refused_because_others_want_its_tensors_fused(

@@ -101,6 +101,12 @@ def exported_config(source: Checkpoint) -> dict[str, Any]:
                 f"of {layout.head_dim} a layer has, and how wide its MLP is, and no more; plan "
                 "with --method prune to export the model"
             )
+    queries = layout.layers[0].query_heads
+    if raw["model_type"] == "llama" and layout.hidden_size % queries:
+        raise CheckpointError(
+            f"{source.directory}: transformers reads no Llama whose hidden size, "
+            f"{layout.hidden_size}, is no multiple of its {queries} query heads; serve it as it is"
+        )
     kept = {key: value for key, value in raw.items() if key not in _DROPPED}
     kept |= {
         "architectures": [family.architecture],
@@ -108,8 +114,8 @@ def exported_config(source: Checkpoint) -> dict[str, Any]:
         "vocab_size": layout.vocab_size,
         "head_dim": layout.head_dim,
     }
-    if "torch_dtype" in raw:
-        kept.setdefault("dtype", raw["torch_dtype"])
+    if kept.get("dtype") is None and "torch_dtype" in raw:
+        kept["dtype"] = raw["torch_dtype"]
     dims = [_dims(layer) for layer in layout.layers]
     if all(layer_dims == dims[0] for layer_dims in dims):
         return kept | dims[0]
