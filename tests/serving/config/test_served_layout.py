@@ -188,6 +188,7 @@ def test_the_scheme_of_the_cache_is_resolved_before_dims_are_padded(
     ("name", "config", "cache", "expected"),
     [
         (None, None, "auto", NOT_QUANTIZED),
+        ("fp8", None, "auto", QuantizationMultiples(16)),
         ("fp8_per_tensor", None, "auto", QuantizationMultiples(16)),
         ("fp8_per_channel", None, "auto", QuantizationMultiples(16)),
         ("fp8_per_block", None, "auto", QuantizationMultiples(128)),
@@ -211,7 +212,9 @@ def test_each_quantization_has_its_multiple(
 ) -> None:
     quantization_config = resolve_quantization_config(name, config)
     stub: Any = SimpleNamespace(
-        model_config=SimpleNamespace(quantization=name, quantization_config=quantization_config),
+        model_config=SimpleNamespace(
+            quantization=name, quantization_config=quantization_config, hf_config=None
+        ),
         cache_config=SimpleNamespace(cache_dtype=cache),
     )
     assert requested_quantization(stub) == expected

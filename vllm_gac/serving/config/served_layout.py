@@ -131,6 +131,8 @@ def resolve_cache_dtype(vllm_config: "VllmConfig") -> None:
 def quantizations(model_config: "ModelConfig") -> set[str]:
     """vLLM's names of all quantizations that are applied to linear layers while loading."""
     names = {model_config.quantization or ""}
+    if names == {"fp8"} and quantization_section(model_config.hf_config) is None:
+        names = {"fp8_per_tensor"}  # vLLM's old name of it
     requested = model_config.quantization_config
     if requested is None or isinstance(requested, dict):
         return names
