@@ -284,7 +284,7 @@ def served_dtype(checkpoint: Checkpoint) -> str | None:
     """The dtype in which vLLM serves a model unless it is told another, by torch's name."""
     said = checkpoint.raw_config.get("dtype") or checkpoint.raw_config.get("torch_dtype")
     if isinstance(said, str):
-        return said
+        return {"half": "float16", "float": "float32"}.get(said, said)
     stored = _common_dtype(checkpoint, checkpoint.required())
     return WEIGHT_DTYPES.get(stored or "")
 

@@ -34,16 +34,16 @@ def test_perplexity_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "scales",
+    ("dtype", "scales"),
     [
-        {"mlp.up_proj": 1e4, "mlp.down_proj": 1e4},
-        {"self_attn.v_proj": 4e4, "self_attn.o_proj": 1e-5},  # only within the layer
+        ("float16", {"mlp.up_proj": 1e4, "mlp.down_proj": 1e4}),
+        ("half", {"self_attn.v_proj": 4e4, "self_attn.o_proj": 1e-5}),  # only within the layer
     ],
 )
 def test_float16_overflow_is_logged(
-    scales: dict[str, float], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    dtype: str, scales: dict[str, float], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    raw = config(dtype="float16")
+    raw = config(dtype=dtype)
     model, text = write(tmp_path / "model", raw), write_text(tmp_path / "text", 300)
     evaluate(model, [text], sequence_length=100)
     assert caplog.messages == []
