@@ -247,7 +247,7 @@ def _measure(directory: Path, stats: Statistics | None, device: str, progress: b
     config = read_json(directory / "config.json")
     config["gac"]["source"]["measured"] = measurement.model_dump(mode="json")
     write_json(directory / "config.json", config)
-    card = (directory / "README.md").read_text().partition(_SECTION)[0]
+    card = (directory / "README.md").read_text(encoding="utf-8").partition(_SECTION)[0]
     said = f"On text that was set aside from the calibration: {measurement}."
     write_text(directory / "README.md", f"{card}{_SECTION}\n{said}\n")
 

@@ -146,7 +146,7 @@ def record(directory: Path, max_loss: float, best: Attempt, tries: Sequence[Atte
     text = "\n".join(f"| {' | '.join(row)} |" for row in table)
     write_text(
         directory / "README.md",
-        (directory / "README.md").read_text().partition(_SECTION)[0]
+        (directory / "README.md").read_text(encoding="utf-8").partition(_SECTION)[0]
         + f"{_SECTION}\nAsked for: the model with the least {best.minimized} that has "
         f"{asked_for(max_loss, best)} than the dense model. Measured {by}{_free(best)}:\n\n"
         f"{text}\n",
