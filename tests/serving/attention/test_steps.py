@@ -11,7 +11,8 @@ from vllm_gac.serving.attention import gpu_backend as backend
 
 def builder(scratch: str) -> Any:
     made = object.__new__(backend.GacBuilder)
-    vars(made).update(max_decode_query=1, max_gathered_tokens=0, scratch=scratch)
+    tokens = int("4096")  # another object in each builder
+    vars(made).update(max_decode_query=1, max_gathered_tokens=tokens, scratch=scratch)
     return made
 
 
