@@ -48,6 +48,15 @@ def test_forms_and_groups_are_obeyed(
         assert section.value.heads == 8 // value_group
 
 
+def test_what_some_methods_can_do_is_done_with_more_of_them(models: Models) -> None:
+    few, many = (
+        prior_plan(models["big"], PlanRequest(methods=methods, param_ratio=0.8, max_loss=0.43))
+        for methods in (("lowrank",), ("heads", "lowrank"))
+    )
+    assert many.nanoseconds is not None
+    assert many.nanoseconds == few.nanoseconds
+
+
 def test_the_cache_cannot_shrink_without_the_heads_method(models: Models) -> None:
     with pytest.raises(PlanError, match=r"--kv-ratio 0.75.* --method prune"):
         prior_plan(models["demo"], PlanRequest(param_ratio=0.9, kv_ratio=0.75, methods=["prune"]))

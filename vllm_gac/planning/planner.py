@@ -260,17 +260,24 @@ def _best_solution(
     Where a method refines the candidates of others, there are few of its own, or their combinations
     would be too many. With fewer methods there are more.
     """
-    problem = problems.of(request)
-    solutions = [(problem, problem.solve(losses))]
+    changed = problems.of(request).changed_fields
     methods = {name: method for name in request.methods for method in methods_of([name])}
+    tried = [request]
     if any(method.refines for method in methods.values()):
-        changed = problem.changed_fields
         always = [n for n, m in methods.items() if m.refines or changed.intersection(m.fields)]
         others = [name for name in methods if name not in always]
-        for kept in chain.from_iterable(combinations(others, n) for n in range(len(others))):
-            with suppress(PlanError):  # fewer methods may not fit the budgets
-                fewer = problems.of(replace(request, methods=(*kept, *always)))
-                solutions.append((fewer, fewer.solve(losses)))
+        subsets = chain.from_iterable(combinations(others, n) for n in range(len(others)))
+        tried += [replace(request, methods=(*kept, *always)) for kept in subsets]
+    solutions: list[tuple[Problem, Solution]] = []
+    faults: list[PlanError] = []
+    for one in tried:
+        try:
+            problem = problems.of(one)
+            solutions.append((problem, problem.solve(losses)))
+        except PlanError as e:  # of these methods none may fit the budgets, but fewer may
+            faults.append(e)
+    if not solutions:
+        raise faults[0]
     if request.max_loss is None:
         return min(solutions, key=lambda one: one[1].loss)
 
