@@ -5,6 +5,7 @@ import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +118,14 @@ def test_no_gac_model_or_gac_load_format_is_served_unchecked(
         return
     with pytest.raises(CheckpointError, match=f"architectures|{DOWN}|extra|model_type"):
         served_by(directory, load_format)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy", "gac"])
+@pytest.mark.parametrize("extra", ["x", [1], {"alignment": "none"}])
+def test_loader_options_are_checked_before_they_are_used(load_format: str, extra: object) -> None:
+    config: Any = SimpleNamespace(load_format=load_format, model_loader_extra_config=extra)
+    with pytest.raises(CheckpointError, match=r"^--model-loader-extra-config: "):
+        hook._choose_load_format(config)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

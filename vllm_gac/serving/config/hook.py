@@ -21,6 +21,7 @@ from vllm_gac.serving.config.overrides import resolve_overrides
 from vllm_gac.serving.config.pipeline_stages import choose_stages
 from vllm_gac.serving.config.served_layout import align_config, resolve_cache_dtype, shard_config
 from vllm_gac.serving.gac_config import GacConfig
+from vllm_gac.serving.loading.options import loader_options
 from vllm_gac.serving.loading.preflight import preflight
 from vllm_gac.serving.loading.quantized_checkpoint import check_cache_scheme
 from vllm_gac.serving.registration import refuse_if_unregistered
@@ -85,18 +86,18 @@ def _choose_tokenizer(model_config: "ModelConfig", config: GacConfig) -> None:
 
 
 def _choose_load_format(load_config: "LoadConfig") -> None:
-    """Choose our loader. Raises CheckpointError if the user names another one."""
-    requested = load_config.load_format
-    if requested == LOAD_FORMAT:
-        return
-    if requested == "dummy":
-        extra = load_config.model_loader_extra_config
-        load_config.model_loader_extra_config = {**extra, "weights": "dummy"}
-    elif requested not in _PLAIN_FORMATS:
+    """Choose our loader. Raises CheckpointError for another one, or for options that ours lacks."""
+    requested, extra = load_config.load_format, load_config.model_loader_extra_config
+    if requested not in (LOAD_FORMAT, "dummy", *_PLAIN_FORMATS):
         raise CheckpointError(
             f"--load-format {requested}: would load a gac model's tensors unchecked; leave it out, "
             f"or give {LOAD_FORMAT}, which reads *.safetensors from a directory on disk"
         )
+    loader_options(extra)
+    if requested == LOAD_FORMAT:
+        return
+    if requested == "dummy":
+        load_config.model_loader_extra_config = {**extra, "weights": "dummy"}
     logger.info("Loading a gac model with --load-format %s", LOAD_FORMAT)
     load_config.load_format = LOAD_FORMAT
 
