@@ -91,6 +91,16 @@ def test_only_verbs_that_compute_import_torch(tmp_path: Path) -> None:
         assert command(*args, code=code).returncode == 0, args
 
 
+def test_an_interrupt_while_modules_load_is_one_line() -> None:
+    code = (
+        "import signal, sys; from types import SimpleNamespace\n"
+        "def find_spec(name, *_): name == 'numpy' and signal.raise_signal(signal.SIGINT)\n"
+        f"sys.meta_path.insert(0, SimpleNamespace(find_spec=find_spec))\n{RUN}"
+    )
+    done = command("--help", code=code)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "vllm-gac: interrupted\n")
+
+
 @pytest.mark.parametrize(
     ("package", "args"),
     [

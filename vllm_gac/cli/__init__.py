@@ -12,23 +12,27 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from vllm_gac.cli import (
-    calibrate,
-    compress,
-    evaluate,
-    export,
-    generate,
-    heal,
-    import_model,
-    inspect,
-    plan,
-    profile,
-    repair,
-)
-from vllm_gac.cli.output import logged_to_stderr
-from vllm_gac.errors import GacError
-from vllm_gac.errors.sanitize import sentence
-from vllm_gac.version import version
+try:
+    from vllm_gac.cli import (
+        calibrate,
+        compress,
+        evaluate,
+        export,
+        generate,
+        heal,
+        import_model,
+        inspect,
+        plan,
+        profile,
+        repair,
+    )
+    from vllm_gac.cli.output import logged_to_stderr
+    from vllm_gac.errors import GacError
+    from vllm_gac.errors.sanitize import sentence
+    from vllm_gac.version import version
+except KeyboardInterrupt:  # loading takes a while
+    print("vllm-gac: interrupted", file=sys.stderr)
+    sys.exit(130)
 
 _EXAMPLE = """\
   vllm-gac compress MODEL --out DIR --param-ratio 0.85 --kv-ratio 0.75 --calibration TEXT
