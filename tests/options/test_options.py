@@ -19,6 +19,7 @@ class Asked:
     rate: Any = field(
         default=0.5, metadata=option("--rate", "", kind="number", minimum=0, maximum=1)
     )
+    name: Any = field(default=None, metadata=option("--name", ""))
     exact: Any = field(default=False, metadata=option("--exact", "", kind="switch"))
     methods: Any = field(
         default=("a",), metadata=option("--method", "", kind="names", choices="ab")
@@ -39,6 +40,7 @@ class Asked:
         ({"rate": float("nan")}, "--rate nan"),
         ({"rate": None}, "--rate None"),
         ({"rate": False}, "--rate False"),
+        ({"name": 7}, "--name 7"),
         ({"exact": None}, "--exact None"),
         ({"methods": "ab"}, "--method ab"),
         ({"methods": ["c"]}, "--method"),
@@ -53,7 +55,7 @@ def test_a_value_that_is_not_allowed_is_refused_by_its_flag(
 
 def test_the_record_of_a_request_is_json_and_the_same_after_reading_it() -> None:
     record = record_of(Asked(tokens=np.int64(7), rate=np.float32(0.25), exact=True))
-    assert record == {"tokens": 7, "rate": 0.25, "exact": True, "methods": ["a"]}
+    assert record == {"tokens": 7, "rate": 0.25, "name": None, "exact": True, "methods": ["a"]}
     assert json.loads(json.dumps(record)) == record
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
+from os import PathLike
 from typing import Any, Literal, TypeAlias
 
 from vllm_gac.errors import GacError
@@ -63,6 +64,8 @@ class Option:
                 return f"some of {self._listed}"
             case "text" if self.choices is not None and value not in self.choices:
                 return f"one of {self._listed}"
+            case "text" if self.choices is None and not isinstance(value, str | PathLike):
+                return "text"
             case "switch" if not isinstance(value, bool):
                 return "True or False"
         return None
