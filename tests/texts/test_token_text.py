@@ -174,6 +174,9 @@ def test_a_line_is_a_document_and_a_long_text_is_cut_at_blank_lines(model: Path)
     ]
     assert "".join(d.text for d in documents[2:]) == plain.read_text()
     assert read_documents(ModelTokenizer(model), [rows, plain], 4) == documents[:3]
+    plain.write_text("x" * 9000)
+    documents = read_documents(ModelTokenizer(model), [plain])
+    assert [(d.name, d.begins) for d in documents] == [(f"{plain}:1", True), (f"{plain}:1", False)]
 
 
 def test_one_document_in_eight_is_set_aside_and_equal_ones_stay_together() -> None:

@@ -202,18 +202,18 @@ def _row_documents(tokenizer: ModelTokenizer, path: Path) -> Iterator[Document]:
 
 def _pieces(path: Path) -> Iterator[Document]:
     with plain_text(path) as file:
-        number, piece, begin = 1, "", 1
+        number, piece, begin, begins = 1, "", 1, True
         while line := file.readline(_MAX_PIECE):
             if piece and line.startswith("\f"):
-                yield Document(f"{path}:{begin}", piece, begin == 1)
-                piece, begin = "", number
+                yield Document(f"{path}:{begin}", piece, begins)
+                piece, begin, begins = "", number, False
             piece += line
             number += line.endswith("\n")
             if len(piece) >= (_PIECE if line.isspace() else _MAX_PIECE):
-                yield Document(f"{path}:{begin}", piece, begin == 1)
-                piece, begin = "", number
+                yield Document(f"{path}:{begin}", piece, begins)
+                piece, begin, begins = "", number, False
         if piece:
-            yield Document(f"{path}:{begin}", piece, begin == 1)
+            yield Document(f"{path}:{begin}", piece, begins)
 
 
 @contextmanager
