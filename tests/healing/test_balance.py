@@ -35,10 +35,12 @@ def test_a_step_changes_the_outputs_of_each_matrix_by_about_as_much() -> None:
             assert 0.7 < unit / 0.01 < 1.42, name
 
 
-def test_the_unit_is_that_of_the_middle_layer() -> None:
+def test_the_unit_is_that_of_the_middle_layer_or_of_the_nearest_that_has_one() -> None:
     weights = random_weights(LAYOUT.tensors().items())
-    weights["model.layers.1.mlp.up_proj.weight"] = torch.full((32, 64), 3.0)
-    assert rate_unit(LAYOUT, weights.__getitem__) == 3.0 / 8
+    for other, middle, unit in ((2.0, 3.0, 3.0 / 8), (2.0, 0.0, 2.0 / 8), (0.0, 0.0, 1 / 28)):
+        for index, value in enumerate((other, middle)):
+            weights[f"model.layers.{index}.mlp.up_proj.weight"] = torch.full((32, 64), value)
+        assert rate_unit(LAYOUT, weights.__getitem__) == unit
 
 
 def test_factors_of_a_component_have_norms_of_about_the_same_ratio() -> None:

@@ -29,9 +29,13 @@ def rate_unit(layout: ModelLayout, read: Callable[[str], Tensor]) -> float:
     """The learning rate at which a step may change all outputs of a linear by as much as they are.
 
     It is that of up_proj in the middle layer of a dense model, which is about that of the others:
-    the root mean square of the weights divided by the root of the number of inputs.
+    the root mean square of the weights divided by the root of the number of inputs. A layer whose
+    weights are all zero gives none, and the next one is read.
     """
-    return _unit(read(f"model.layers.{len(layout.layers) // 2}.mlp.up_proj.weight"))
+    count = len(layout.layers)
+    nearest = sorted(range(count), key=lambda index: abs(index - count // 2))
+    units = (_unit(read(f"model.layers.{index}.mlp.up_proj.weight")) for index in nearest)
+    return next((unit for unit in units if 0 < unit < math.inf), 1 / layout.hidden_size)
 
 
 def _unit(weight: Tensor) -> float:
