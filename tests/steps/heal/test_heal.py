@@ -30,6 +30,7 @@ from vllm_gac.healing import train
 from vllm_gac.healing.state_file import write_state
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.options import options_of
+from vllm_gac.steps.heal import choices, inputs
 from vllm_gac.steps.heal.heal import Healed, heal
 from vllm_gac.steps.heal.request import HealRequest
 from vllm_gac.steps.verify import verify
@@ -142,6 +143,29 @@ def test_a_resumed_run_ends_in_the_same_bytes(
     assert number > 4
     assert files_of(tmp_path / "out") == files_of(tmp_path / "undisturbed")
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_run_goes_on_with_as_many_tokens_at_once_and_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_all(tmp_path)
+
+    def stop(*arguments: Any) -> None:
+        write_state(*arguments)
+        raise Stopped
+
+    monkeypatch.setattr(train, "write_state", stop)
+    with pytest.raises(Stopped):
+        healed(tmp_path)
+    monkeypatch.setattr(inputs, "_sequences", lambda *_: 2 * [torch.ones(64, 32).long()])
+    with pytest.raises(CheckpointError, match="tokens_sha256"):
+        healed(tmp_path, resume=True)
+    monkeypatch.undo()
+    monkeypatch.setattr(choices, "tokens_at_once", lambda *_: 64)
+    healed(tmp_path, resume=True)
+    monkeypatch.undo()
+    healed(tmp_path, "undisturbed")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "undisturbed")
 
 
 def test_a_result_that_is_no_better_is_not_written(

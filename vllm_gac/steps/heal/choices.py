@@ -35,14 +35,17 @@ class Choices:
     kept_layers: int
 
 
-def choices(request: HealRequest, inputs: HealInputs, processes: Processes) -> Choices:
-    """Choose what the request leaves open.
+def choices(
+    request: HealRequest, inputs: HealInputs, processes: Processes, before: object = None
+) -> Choices:
+    """Choose what the request leaves open; `before` are the tokens at once of a run that goes on.
 
     Raises HealingError if it cannot be met with these inputs, or in the memory of this machine.
     """
     gpu = _gpu_memory(processes)
     fitting = tokens_at_once(inputs.student.layout, inputs.teacher.layout, gpu)
-    at_once = max(fitting, inputs.length)
+    going_on = processes.broadcast(before if type(before) is int else 0)
+    at_once = max(going_on or fitting, inputs.length)
     rank, kept = _adapter_rank(request, inputs, processes, at_once, gpu and gpu[0])
     steps = schedule(
         len(inputs.trained),

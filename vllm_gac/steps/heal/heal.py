@@ -29,7 +29,7 @@ from vllm_gac.healing.schedule import Schedule
 from vllm_gac.healing.student import Student, Teacher
 from vllm_gac.healing.train import Healing
 from vllm_gac.options import record_of
-from vllm_gac.runs.workspace import HEALING
+from vllm_gac.runs.workspace import HEALING, recorded
 from vllm_gac.steps.calibrate.text import given_files
 from vllm_gac.steps.heal.choices import Choices, choices
 from vllm_gac.steps.heal.inputs import HealInputs
@@ -142,11 +142,13 @@ def heal(
             output = Output(out, "heal", files, resume, processes.is_first)
             output.check()
             inputs = HealInputs.open(directory, teacher, text, held_out, request)
-            chosen = choices(request, inputs, processes)
+            before = (recorded(out) or {}).get("tokens_at_once")
+            chosen = choices(request, inputs, processes, before)
             request, steps = chosen.request, chosen.steps
             record = {
                 "device": _device_name(device),
                 "processes": processes.count,
+                "tokens_at_once": chosen.tokens_at_once,
                 **inputs.record,
                 **record_of(request),
             }

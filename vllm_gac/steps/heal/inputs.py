@@ -1,5 +1,6 @@
 """What a healing reads: the model, its teacher and the text; and all that is refused about them."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,10 @@ class HealInputs:
             "teacher": fingerprint(dense),
             "text": sums,
             "held_out": held_out_sums,
+            # A chat template may write the date; another tokenizer makes other tokens.
+            "tokens_sha256": [
+                hashlib.sha256(ids.numpy().tobytes()).hexdigest() for ids in (trained, measured)
+            ],
         }
         with dense.reader() as read:
             unit = rate_unit(dense.layout, read)
