@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume,
         **options.device_arguments(args),
     )
-    if os.environ.get("RANK", "0") != "0":
+    if os.environ.get("WORLD_SIZE", "1") != "1" and os.environ["RANK"] != "0":
         return 0  # of the processes that torchrun has started, the first one prints
     if args.json:
         print_json(_as_json(args, healed))

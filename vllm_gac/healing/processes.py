@@ -23,7 +23,7 @@ from vllm_gac.errors import GacError, HealingError
 from vllm_gac.healing.sharded_module import ShardedModule
 
 Tensor = torch.Tensor
-_VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_NUMBERS = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 # The first process writes to disk while the others wait.
 _MAX_WAIT = timedelta(hours=2)
 
@@ -148,18 +148,21 @@ def _prefetch(
 def distributed_context(device: str) -> Iterator[Processes]:
     """This process among those that torchrun has started; alone if it has not.
 
-    Raises HealingError if they have too few GPUs.
+    Raises HealingError if they have too few GPUs, or if torchrun's variables are not its own.
     """
     count = os.environ.get("WORLD_SIZE", "1")
     if count == "1":
         yield Processes(torch.device(device))
         return
-    if missing := [name for name in _VARIABLES if name not in os.environ]:
+    if missing := [name for name in (*_NUMBERS, "MASTER_ADDR") if name not in os.environ]:
         raise HealingError(
             f"WORLD_SIZE is {count}, but {', '.join(missing)} is not set; start it with torchrun, "
             "or unset WORLD_SIZE"
         )
-    rank, local, here = (int(os.environ[name]) for name in _VARIABLES[:3])
+    for name in ("WORLD_SIZE", *_NUMBERS):
+        if not (value := os.environ[name]).isdecimal():
+            raise HealingError(f"{name} is {value!r}: expected a number, as torchrun sets it")
+    rank, local, here, _ = (int(os.environ[name]) for name in _NUMBERS)
     local_device = torch.device(device)
     if local_device.type == "cuda":
         local_device = _gpu_of(local_device, local, here)

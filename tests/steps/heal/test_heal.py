@@ -186,7 +186,10 @@ def test_a_result_that_is_no_better_is_not_written(
     ]
 
 
-def test_the_command_prints_the_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_scores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")  # of some scheduler; without WORLD_SIZE it is alone
     student, teacher, text = write_all(tmp_path)
     args = ("heal", student, "--teacher", teacher, "--text", text, "--out", tmp_path / "out")
     done = result(capsys, *args, *flags(FAST), "--quiet")
@@ -236,6 +239,10 @@ def test_invalid_texts_and_students_are_refused(
     assert "is dense: nothing was lost" in refused(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "WORLD_SIZE is 2, but RANK, LOCAL_RANK" in refused(tmp_path)
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "two")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert "WORLD_SIZE is 'two'" in refused(tmp_path)
 
 
 def test_invalid_options_are_refused(tmp_path: Path) -> None:
