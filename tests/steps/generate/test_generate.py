@@ -148,6 +148,31 @@ def test_a_resumed_run_knows_what_was_answered_before(tmp_path: Path) -> None:
     assert again.written.seen == 1
 
 
+def test_rows_without_a_usable_prompt_are_left_out(tmp_path: Path, engine: Engine) -> None:
+    parts = [{"type": "text", "text": "parts that the template does not take"}]
+    unusable: list[dict[str, Any]] = [
+        {"text": None},
+        {"text": "half of \ud83d a character"},
+        *({"messages": messages} for messages in ("none", [{"role": "system", "content": "a"}])),
+        {"messages": [{"role": "user", "content": parts}]},
+        {"messages": [{"role": "user", "content": "a", "name": "\ud83d"}]},
+    ]
+    rows = [*({"text": f"prompt {i}"} for i in range(200)), *unusable, {"text": "the last"}]
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    engine.stops_after = 200
+    with pytest.raises(KeyboardInterrupt):
+        written(demo.MODEL, out, prompts)
+    engine.stops_after = 10**9
+    done, got = written(demo.MODEL, out, prompts)
+    assert (done.rows, done.asked, done.left_out) == (201, 207, {"no prompt": 6})
+    assert got[-1]["messages"][0]["content"] == "the last"
+    for row in unusable:
+        prompts.write_text(json.dumps(row) + "\n" + json.dumps(unusable[0]))
+        with pytest.raises(CheckpointError, match=r"prompts\.jsonl:1: "):
+            written(demo.MODEL, tmp_path / "none.jsonl", prompts)
+
+
 def test_too_few_generated_tokens_are_logged(
     tmp_path: Path, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:

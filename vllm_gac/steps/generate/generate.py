@@ -9,7 +9,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ _GUESS = 256
 _PROMPT = 4096
 # After so many that are left out in a row, the run ends.
 _PATIENCE = 256
+_NO_PROMPT = "no prompt"
 # The engine takes what weights and cache need, if that is at most half of a GPU's free memory.
 # Else it takes nine tenths, and runs as many sequences at a time as fit.
 _HALF, _MOST = 0.5, 0.9
@@ -105,6 +106,8 @@ def generate(
         with in_process_engine(directory, progress=progress, seed=seed, **arguments) as engine:
             run.write(engine, _ON_CPU if on_cpu else _ON_GPU, begun)
         if not rows.written.rows:
+            if run.refusal and rows.written.left_out == {_NO_PROMPT: rows.written.asked}:
+                raise run.refusal
             raise CheckpointError(
                 f"{directory}: nothing that it wrote can be kept (left out: "
                 f"{left_out(rows.written)}); if answers were cut, give a larger --max-new-tokens"
@@ -140,6 +143,7 @@ class _Run:
         progress: bool,
     ) -> None:
         self._tokenizer, self._rows, self._length = tokenizer, rows, length
+        self.refusal: CheckpointError | None = None
         self._progress, self._by_itself = progress, not files
         self._wanted = request.tokens or (math.inf if files else DEFAULT_TOKENS)
         self._given = itertools.islice(
@@ -196,10 +200,9 @@ class _Run:
     def _round(self, engine: InProcessEngine, count: int, begun: float) -> bool:
         """Ask `count` times, and write what is new. Returns False if no prompts are left."""
         written = self._rows.written
-        asked = self._asked(engine, count)
-        if not asked and not self._by_itself:
+        prompts = list(itertools.islice(self._usable(self._asked(engine, count)), count))
+        if not prompts and not self._by_itself:
             return False
-        prompts = [(prompt, tokens, prompt.ids(self._tokenizer)) for prompt, tokens in asked]
         short = [each for each in prompts if len(each[-1]) < self._length]
         self._leave_out("prompts too long", len(prompts) - len(short))
         answers = engine.generate([ids for *_, ids in short], **self._sampling)
@@ -210,15 +213,27 @@ class _Run:
                 new.append(prompt.answered(text))
                 written.tokens += tokens + length
         written.rows += len(new)
-        written.asked += count if self._by_itself else len(asked)
+        written.asked += count if self._by_itself else 0
         written.seconds = round(time.monotonic() - begun, 1)
         self._rows.add(new)
         return True
 
-    def _asked(self, engine: InProcessEngine, count: int) -> list[tuple[Prompt, int]]:
-        """The next prompts, at most `count`, and how many tokens of each the model wrote."""
+    def _usable(
+        self, asked: Iterable[tuple[Prompt, int]]
+    ) -> Iterator[tuple[Prompt, int, list[int]]]:
+        """The same with token ids; what has none is left out."""
+        for prompt, tokens in asked:
+            self._rows.written.asked += not self._by_itself
+            try:
+                yield prompt, tokens, prompt.ids(self._tokenizer)
+            except CheckpointError as e:
+                self.refusal = self.refusal or e
+                self._leave_out(_NO_PROMPT)
+
+    def _asked(self, engine: InProcessEngine, count: int) -> Iterable[tuple[Prompt, int]]:
+        """Prompts, and how many tokens of each the model wrote: `count`, or all that are given."""
         if not self._by_itself:
-            return [(prompt, 0) for prompt in itertools.islice(self._given, count)]
+            return ((prompt, 0) for prompt in self._given)
         if not self._tokenizer.has_template:
             return [(Prompt.of_words("", chat=False), 0)] * count
         before, end = self._tokenizer.user_turn()

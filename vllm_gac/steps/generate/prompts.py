@@ -1,5 +1,6 @@
 """What a model is asked: conversations that end with a user's words, or the beginnings of texts."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,17 @@ class Prompt:
         return cls(where, {"messages": [message]} if chat else {"text": words})
 
     def ids(self, tokenizer: ModelTokenizer) -> list[int]:
-        """The token ids [n] that the model goes on from."""
+        """The token ids [n] that the model goes on from.
+
+        Raises CheckpointError naming the row if it has no prompt, or none that can be written.
+        """
+        if not self.row:
+            need = ", or 'messages' with one of a user" * tokenizer.has_template
+            raise CheckpointError(f"{self.where}: no prompt; each row needs a 'text'{need}")
+        try:
+            json.dumps(self.row, ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as e:  # such as half of a character
+            raise CheckpointError(f"{self.where}: cannot be written as JSON ({e})") from e
         if (messages := self.row.get("messages")) is None:
             text: str = self.row["text"]
             return tokenizer.ids(text, begins=True).tolist() if text else _start(tokenizer)
@@ -48,10 +59,10 @@ def read_prompts(tokenizer: ModelTokenizer, files: Sequence[Path]) -> Iterator[P
     """The prompts of files: a line of plain text, or a row's "text", or its "messages".
 
     Of a conversation, what follows the user's last words is left out. A model without a chat
-    template goes on with a "text".
+    template goes on with a "text". Where a row has none of these, the prompt's row is empty.
 
     Raises:
-        CheckpointError: A file cannot be read, or a row has no prompt; it is named.
+        CheckpointError: A file cannot be read.
     """
     for path in files:
         if has_rows(path):
@@ -75,8 +86,7 @@ def _prompt_of(row: Mapping[str, Any], where: str, *, chat: bool) -> Prompt:
             asked = messages[: len(roles) - roles[::-1].index("user")]
             tools = {"tools": row["tools"]} if row.get("tools") else {}
             return Prompt(where, {"messages": asked, **tools})
-    need = "a 'text', or 'messages' with one of a user" if chat else "a 'text', for want of a chat "
-    raise CheckpointError(f"{where}: no prompt; each row has {need}{'' if chat else 'template'}")
+    return Prompt(where, {})
 
 
 def _start(tokenizer: ModelTokenizer) -> list[int]:
