@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.command import command
 from vllm_gac import demo
+from vllm_gac.checkpoint.open import open_dense
 from vllm_gac.errors import CheckpointError, DiskError
 from vllm_gac.steps.generate import generate as step
 from vllm_gac.steps.generate.generate import generate
@@ -171,6 +172,15 @@ def test_rows_without_a_usable_prompt_are_left_out(tmp_path: Path, engine: Engin
         prompts.write_text(json.dumps(row) + "\n" + json.dumps(unusable[0]))
         with pytest.raises(CheckpointError, match=r"prompts\.jsonl:1: "):
             written(demo.MODEL, tmp_path / "none.jsonl", prompts)
+
+
+def test_a_cache_is_no_larger_than_sequences_can_be_long() -> None:
+    dense = open_dense(demo.MODEL)
+    short, long = (
+        step._engine_arguments(dense, GenerateRequest(max_new_tokens=count), on_cpu=True)
+        for count in (dense.config.max_position_embeddings, 10**7)
+    )
+    assert short == long
 
 
 def test_too_few_generated_tokens_are_logged(

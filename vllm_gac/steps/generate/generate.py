@@ -274,7 +274,7 @@ def _engine_arguments(
     """Arguments of vLLM's `LLM`."""
     length, sequences = _length(checkpoint, request), _ON_CPU if on_cpu else _ON_GPU
     # In 2 bytes; where there is less room, fewer sequences run at a time.
-    cached_tokens = sequences * request.max_new_tokens + 2 * length
+    cached_tokens = sequences * min(request.max_new_tokens, length) + 2 * length
     cache = 2 * cached_tokens * checkpoint.layout.kv_elements
     memory: dict[str, Any] = {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": 0.01}
     if not on_cpu:
