@@ -73,6 +73,8 @@ def test_variances_stay_and_what_was_not_seen_is_possible() -> None:
     silent = torch.zeros(4, 4).double()
     silent[1, 1] = 2
     assert torch.equal(toward_diagonal(silent, 9), silent)
+    _, costs = prune_order(torch.zeros(3, 4), toward_diagonal(0 * silent, 9), 2)
+    assert not costs.any()
 
 
 def test_only_covariances_are_shrunk() -> None:

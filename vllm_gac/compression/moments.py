@@ -74,13 +74,15 @@ def shrunk(moment: torch.Tensor, samples: int, target: torch.Tensor | None = Non
 def toward_diagonal(covariance: torch.Tensor, samples: int) -> torch.Tensor:
     """A covariance [n, n] of few samples, closer to its diagonal.
 
-    The variances stay. The share follows from the correlations, whose target is the identity.
+    The variances stay. The share follows from the correlations, whose target is the identity. What
+    is always zero counts as white noise: nothing of it is lost, and methods stay well-conditioned.
     """
     deviations = covariance.diagonal().sqrt().clamp_min(1e-150)
     correlations = covariance / deviations[:, None] / deviations
     share = _share(len(covariance), len(covariance), float(correlations.square().sum()), samples)
     mixed = (1 - share) * covariance
-    mixed.diagonal().copy_(covariance.diagonal())
+    variances = covariance.diagonal()
+    mixed.diagonal().copy_(torch.where(variances.any(), variances, 1.0))
     return mixed
 
 

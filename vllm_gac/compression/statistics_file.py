@@ -349,8 +349,6 @@ def _covariance_fault(matrix: torch.Tensor) -> str | None:
         return "contains NaN or infinity"
     if float(variances.min()) < 0:
         return "a variance is negative"
-    if not float(variances.max()) > 0:
-        return "all variances are zero"
     # |c_ij| <= sqrt(c_ii c_jj), up to the rounding of the sums.
     deviations = variances.sqrt()
     rounding = _ROUNDING * float(variances.max())
