@@ -81,3 +81,5 @@ def test_latents_spend_themselves_on_what_queries_ask_for() -> None:
     query[:, PAIRS // 2 :] *= 1e-6
     layer = changed("self_attn.q_proj.weight", from_pairs(query))
     assert layer.error(layer.target(key=("latent", KV_HEADS, HEAD_DIM // 2))) < 1e-10
+    silent = changed("self_attn.q_proj.weight", torch.zeros_like(from_pairs(query)))
+    assert silent.error(silent.target(key=("rotary", KV_HEADS // 2, HEAD_DIM))) == 0

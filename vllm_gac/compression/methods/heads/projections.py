@@ -48,7 +48,7 @@ def query_demand(
     """
     energy = pair_energy(to_pairs(query, -1, pairs), covariance)
     demand = energy.view(key_heads, -1, pairs).sum(1)
-    return demand.clamp_min(demand.max() * 1e-12)
+    return demand.clamp_min((demand.max() * 1e-12).clamp_min(1e-30))
 
 
 def with_bias(weights: Mapping[str, torch.Tensor], linear: str) -> torch.Tensor:
