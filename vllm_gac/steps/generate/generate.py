@@ -57,9 +57,9 @@ def generate(
     """Have a dense model write text, by vLLM in this process.
 
     A row is a line of JSON with `messages`, or with `text` if the model has no chat template. What
-    is cut, empty or there already, and what has special tokens, is left out. Finished rows are kept
-    in `out`.partial, and the same call continues it. vLLM keeps its memory until the process ends,
-    so call this once per process.
+    is cut, empty or there already, what has special tokens, and a row of `prompts` that cannot be
+    asked, is left out. Finished rows are kept in `out`.partial, and the same call continues it.
+    vLLM keeps its memory until the process ends, so call this once per process.
 
     Args:
         model: Directory of a dense model, or its id on the Hub.

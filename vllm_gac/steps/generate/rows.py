@@ -24,7 +24,7 @@ class Written:
     Attributes:
         rows: Rows of text.
         tokens: Tokens of them that the model wrote.
-        asked: Prompts, with those whose answer was left out.
+        asked: Prompts, with those that were left out or whose answer was.
         sampled: Tokens that the model wrote, with those that were left out.
         seconds: From the start of the engine.
         left_out: How many were left out, by the reason.

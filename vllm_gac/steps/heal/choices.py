@@ -44,8 +44,7 @@ def choices(
     """
     gpu = _gpu_memory(processes)
     fitting = tokens_at_once(inputs.student.layout, inputs.teacher.layout, gpu)
-    going_on = processes.broadcast(before if type(before) is int else 0)
-    at_once = max(going_on or fitting, inputs.length)
+    at_once = max(before if type(before) is int else fitting, inputs.length)
     rank, kept = _adapter_rank(request, inputs, processes, at_once, gpu and gpu[0])
     steps = schedule(
         len(inputs.trained),
