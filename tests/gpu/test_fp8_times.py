@@ -1,6 +1,6 @@
 """Times in FP8: measured ones count, missing ones are estimated, and padding costs."""
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 from hypothesis import given
@@ -25,6 +25,7 @@ from vllm_gac.gpu.latency.passes import fused_microseconds, pass_microseconds
 from vllm_gac.gpu.profile import (
     FUSED_PART,
     FusedPasses,
+    LinearSweep,
     PassTime,
     SustainedTime,
     Types,
@@ -208,14 +209,29 @@ def test_linears_in_fp8_take_as_long_as_padded_ones(m: int, n: int, k: int) -> N
     assert time == gemm_microseconds(m, -(-n // 16) * 16, -(-k // 16) * 16, MEASURED, dtype="fp8")
 
 
+def sweep(axis: Literal["n", "k"], *dims: int, fixed: int = 4096) -> LinearSweep:
+    return LinearSweep(axis=axis, m=64, fixed=fixed, dims=[*dims], microseconds=[5.0, 6.0])
+
+
 @pytest.mark.parametrize(
     ("lacking", "types", "named"),
     [
         ({"ceilings": None}, Types(), "ceilings"),
         ({"linear": []}, Types(), "linears"),
         ({"linear": [sweep for sweep in H200.linear if sweep.axis == "n"]}, Types(), "linears"),
+        ({"linear": [sweep("n", 100, 200), sweep("k", 128, 4096)]}, Types(), "linears"),
+        (
+            {"linear": [sweep("n", 64, 128), sweep("n", 192, 256, fixed=64), sweep("k", 64, 128)]},
+            Types(),
+            "linears",
+        ),
         ({"decode": []}, Types(), "decode.*rotary"),
         ({"prefill_kernels": []}, Types(), "prefill"),
+        (
+            {"prefill_kernels": [p for p in H200.prefill_kernels if p.kernel == "stock"]},
+            Types(),
+            "prefill",
+        ),
         # Those in 16 bits are there.
         ({"linear": H200.linear}, Types("fp8"), "--resume"),
         ({"passes": []}, Types("fp8"), "--resume"),

@@ -162,13 +162,14 @@ class _GemmTimes:
         self.roofline = roofline(profile, dtype)
         by_m: dict[int, list[LinearSweep]] = defaultdict(list)
         for sweep in profile.linear:
-            if sweep.dtype == dtype:
+            if sweep.dtype == dtype and _tiles_of(sweep):
                 by_m[sweep.m].append(sweep)
-        if not by_m or any({s.axis for s in sweeps} != {"n", "k"} for sweeps in by_m.values()):
+        if not by_m or not all(map(_suffice, by_m.values())):
             raise ProfileError(
                 f"the profile of {profile.gpu}, measured {profile.measured}, has no sweeps of "
-                f"linears in {NAMES[dtype]} over both n and k; measure them on that GPU with "
-                "vllm-gac profile --resume --out profile.json, and give --gpu profile.json"
+                f"linears in {NAMES[dtype]} over both n and k, at multiples of {_TILE} in common; "
+                "measure them on that GPU with vllm-gac profile --resume --out profile.json, and "
+                "give --gpu profile.json"
             )
         self.surfaces = [_surface(self.roofline, m, by_m[m]) for m in sorted(by_m)]
         self.log_m = [math.log(m) for m in sorted(by_m)]
@@ -205,6 +206,16 @@ def _excess(profile: GpuProfile, dtype: WeightsDtype) -> float:
 @cache
 def _gemm_times(profile: GpuProfile, dtype: WeightsDtype) -> _GemmTimes:
     return _GemmTimes(profile, dtype)
+
+
+def _tiles_of(sweep: LinearSweep) -> set[int]:
+    return {dim for dim in sweep.dims if dim % _TILE == 0}
+
+
+def _suffice(sweeps: Sequence[LinearSweep]) -> bool:
+    """Whether sweeps at one m are over both axes, and those over n have common dims."""
+    over_n = [_tiles_of(sweep) for sweep in sweeps if sweep.axis == "n"]
+    return bool(over_n) and len(over_n) < len(sweeps) and bool(set.intersection(*over_n))
 
 
 def _surface(ceilings: Roofline, m: int, sweeps: Sequence[LinearSweep]) -> _Surface:

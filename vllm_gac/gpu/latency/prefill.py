@@ -52,7 +52,7 @@ def prefill_microseconds(
 def _head_microseconds(sizes: Sizes, tokens: int, profile: GpuProfile) -> float:
     """Microseconds of one query head on one prompt."""
     measured = prefill_reference(profile)
-    if measured is None:
+    if measured is None or not prefill_times(profile).keys() - {STOCK}:
         raise ProfileError(
             f"the profile of {profile.gpu} has no prefill times, which predicting times needs; "
             "measure again with vllm-gac profile"
