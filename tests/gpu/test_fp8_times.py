@@ -209,6 +209,17 @@ def test_linears_in_fp8_take_as_long_as_padded_ones(m: int, n: int, k: int) -> N
     assert time == gemm_microseconds(m, -(-n // 16) * 16, -(-k // 16) * 16, MEASURED, dtype="fp8")
 
 
+def test_times_do_not_fall_beyond_what_was_measured() -> None:
+    times = [(1, 3.0), (64, 5.0), (2048, 4.0)]
+    passes = [
+        PassTime(kernel="quantize", tokens=tokens, width=width, microseconds=time * 64 / width)
+        for tokens, time in times
+        for width in (64, 80)
+    ]
+    profile = MEASURED.model_copy(update={"passes": passes})
+    assert pass_microseconds("quantize", 10**6, 10**6, profile) == pytest.approx(3.2)
+
+
 def sweep(axis: Literal["n", "k"], *dims: int, fixed: int = 4096) -> LinearSweep:
     return LinearSweep(axis=axis, m=64, fixed=fixed, dims=[*dims], microseconds=[5.0, 6.0])
 

@@ -23,7 +23,10 @@ def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
 
 def extrapolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """The value at `x`: linear between and above the points, constant below the first one."""
+    """The value at `x`: linear between and above the points, constant below the first one.
+
+    Above the last one it does not fall.
+    """
     if x <= xs[-1] or len(xs) == 1:
         return interpolate(xs, ys, x)
-    return ys[-1] + (ys[-1] - ys[-2]) * (x - xs[-1]) / (xs[-1] - xs[-2])
+    return ys[-1] + max(0.0, ys[-1] - ys[-2]) * (x - xs[-1]) / (xs[-1] - xs[-2])

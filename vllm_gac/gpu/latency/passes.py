@@ -34,8 +34,7 @@ def pass_microseconds(kernel: str, tokens: int, width: int, profile: GpuProfile)
         )
     widths = sorted(by_width)
     at_tokens = [extrapolate([*by_width[w]], [*by_width[w].values()], tokens) for w in widths]
-    # No pass takes less than the shortest that was measured, wherever the last two points point to.
-    return max(extrapolate(widths, at_tokens, width), min(at_tokens))
+    return extrapolate(widths, at_tokens, width)
 
 
 def fused_microseconds(kernel: str, tokens: int, width: int, profile: GpuProfile) -> float:
