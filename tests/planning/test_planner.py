@@ -460,10 +460,13 @@ def test_an_infeasible_budget_names_the_least_that_is_feasible(
         best_plan(demo, losses, PlanRequest(**{ratio: least - 2e-4}))
 
 
-def test_an_infeasible_time_is_explained(demo: Checkpoint) -> None:
-    request = PlanRequest(gpu="h200", latency=1.0)
-    with pytest.raises(PlanError, match=r"--latency 1: .* \d+ microseconds"):
+@pytest.mark.parametrize("batch", [1, 64, 256])
+def test_an_infeasible_time_is_explained(demo: Checkpoint, batch: int) -> None:
+    request = PlanRequest(gpu="h200", latency=1.0, decode_batch=batch)
+    with pytest.raises(PlanError, match=r"--latency 1\.0: .* \d+ microseconds") as caught:
         best_plan(demo, made_up_losses(demo.layout), request)
+    needed = float(str(caught.value).split("at least ")[1].split()[0])
+    Problem(replace(request, latency=needed), demo).check_feasible()
 
 
 def test_a_compressed_model_is_not_planned_for(tmp_path: Path) -> None:

@@ -195,9 +195,9 @@ class Problem:
         """Raise PlanError if no plan is as fast as the request demands."""
         if self.microseconds is not None and unspent[2] < 0:
             raise PlanError(
-                f"--latency {self.microseconds:.0f}: not feasible with --method "
+                f"--latency {self.microseconds:.1f}: not feasible with --method "
                 f"{','.join(self._request.methods)}; at least "
-                f"{self.microseconds - int(unspent[2]) / 1000:.0f} microseconds are needed"
+                f"{math.ceil(self.microseconds - int(unspent[2]) / 1000)} microseconds are needed"
             )
 
     def _explain_binding_budget(self, column: int, needed: int, dense_size: int) -> str:
