@@ -469,6 +469,13 @@ def test_an_infeasible_time_is_explained(demo: Checkpoint, batch: int) -> None:
     Problem(replace(request, latency=needed), demo).check_feasible()
 
 
+@pytest.mark.parametrize("tp", [1, 4, 8])
+def test_there_are_many_widths_for_any_number_of_gpus(tp: int) -> None:
+    widths = PlanRequest(tensor_parallel_size=tp).up_to(4864, "width")
+    assert len(widths) > 16
+    assert all(width % (16 * tp) == 0 for width in widths)
+
+
 def test_a_compressed_model_is_not_planned_for(tmp_path: Path) -> None:
     raw = config()
     raw |= {"architectures": ["GacLlamaForCausalLM"], "gac": layout_of(raw).section()}

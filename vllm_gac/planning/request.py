@@ -362,8 +362,8 @@ def _up_to(
     dims = {full, *allowed_dims(1, full, strategy, role, gpu, **more)}
     if strategy == "minimal":
         steps, fewest = _STEPS[role]
-        step = next((s for s in steps if s * fewest <= full), steps[-1])
-        step *= parallel if role == "width" else 1
+        parts = parallel if role == "width" else 1
+        step = parts * next((s for s in steps if s * fewest * parts <= full), steps[-1])
         dims = {d for d in dims if d % step == 0 or d == full}
     rising = sorted(dims)
     return tuple(evenly_spread(rising, _MAX_SIZES) if role == "head" else rising)
