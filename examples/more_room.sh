@@ -6,6 +6,6 @@
 set -eu
 model=$1 text=$2 held_out=$3 out=$4
 shift 4
-vllm-gac compress "$model" --out "$out" --method heads --kv-ratio 0.75 --calibration "$text" "$@"
+vllm-gac compress "$model" --out "$out" --method heads --kv-ratio "${KV_RATIO:-0.75}" --calibration "$text" "$@"
 vllm-gac inspect "$out"
 vllm-gac evaluate "$out" --against "$model" --text "$held_out"
