@@ -41,36 +41,28 @@ def add_parser(verbs: options.Verbs) -> None:
         description="Compress the dense model in MODEL into the new directory DIR. "
         "DIR appears when it is complete; until then the work is in DIR.partial.",
     )
-    parser.add_argument("model", type=options.path, metavar="MODEL", help=options.MODEL)
+    options.add_path(parser, "model", "MODEL", options.MODEL)
     # First what most users need; sections follow with the rest.
     options.add_out(parser)
     keep = options.add_planning(parser, _MOVED_TO_PLAN)
-    options.add_texts(
-        parser,
-        "--calibration",
-        f"to calibrate on: {options.TEXTS}",
-    )
+    options.add_texts(parser, "--calibration", f"to calibrate on: {options.TEXTS}")
     options.add_texts(
         parser,
         "--held-out",
         "text that is not calibrated on, to measure what --max-loss limits: up to five models "
         "are written and measured, and the best within it stays; 131072 tokens at most are read",
     )
-    keep.add_argument(
+    options.add_path(
+        keep,
         "--plan",
-        type=options.path,
-        metavar="PLAN.json",
-        help="what 'vllm-gac plan' has written, instead of budgets and methods; with --held-out "
+        "PLAN.json",
+        "what 'vllm-gac plan' has written, instead of budgets and methods; with --held-out "
         "or --score, the loss that it was made for is measured",
     )
     how = parser.add_argument_group("how to run")
     options.add_revision(how)
-    how.add_argument(
-        "--stats",
-        type=options.path,
-        metavar="STATS.safetensors",
-        help="what calibrate has measured, instead of --calibration",
-    )
+    measured = "what calibrate has measured, instead of --calibration"
+    options.add_path(how, "--stats", "STATS.safetensors", measured)
     options.add_options(CompressRequest, {"first": parser, "run": how}, ("sequence_length",))
     options.add_device(how)
     options.add_resume(parser, how)

@@ -25,16 +25,14 @@ def add_parser(verbs: options.Verbs) -> None:
     )
     options.add_model(parser, "directory")
     options.add_texts(parser, "--text", required=True)
-    parser.add_argument(
+    options.add_path(
+        parser,
         "--against",
-        type=options.path,
-        metavar="MODEL2",
-        help="divide by the perplexity of this model, mostly the dense one, on the same tokens, "
+        "MODEL2",
+        "divide by the perplexity of this model, mostly the dense one, on the same tokens, "
         "and say how alike they predict",
     )
-    parser.add_argument(
-        "--against-revision", metavar="REVISION", help="its branch, tag or commit on the Hub"
-    )
+    options.add_revision(parser, "--against-revision", "its branch, tag or commit on the Hub")
     parser.add_argument(
         "--engine",
         choices=("reference", "vllm"),

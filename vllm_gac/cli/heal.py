@@ -23,16 +23,8 @@ def add_parser(verbs: options.Verbs) -> None:
         "held-out text are written; if none are better than those of MODEL, nothing is.",
     )
     options.add_model(parser)
-    parser.add_argument(
-        "--teacher",
-        type=options.path,
-        required=True,
-        metavar="TEACHER",
-        help="the dense model, likewise",
-    )
-    parser.add_argument(
-        "--teacher-revision", metavar="REVISION", help="its branch, tag or commit on the Hub"
-    )
+    options.add_path(parser, "--teacher", "TEACHER", "the dense model, likewise", required=True)
+    options.add_revision(parser, "--teacher-revision", "its branch, tag or commit on the Hub")
     options.add_texts(parser, "--text", required=True)
     options.add_out(parser)
     options.add_texts(
@@ -69,22 +61,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(_as_json(args, healed))
         return 0
+    scores = healed.before, healed.after
+    losses = healed.teacher_loss, *(score.loss for score in scores)
     print_table(
         ("on held-out text", "teacher", "before", "healed"),
         [
-            (
-                "divergence, nats per token",
-                "0",
-                f"{healed.before.divergence:.4f}",
-                f"{healed.after.divergence:.4f}",
-            ),
-            (
-                "perplexity",
-                *(
-                    f"{_perplexity(loss):.4g}"
-                    for loss in (healed.teacher_loss, healed.before.loss, healed.after.loss)
-                ),
-            ),
+            ("divergence, nats per token", "0", *(f"{score.divergence:.4f}" for score in scores)),
+            ("perplexity", *(f"{_perplexity(loss):.4g}" for loss in losses)),
         ],
     )
     print(

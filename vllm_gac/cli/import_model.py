@@ -16,24 +16,17 @@ def add_parser(verbs: options.Verbs) -> None:
         "wrote, into the new directory DST. DST appears when it is complete; until then the work "
         "is in DST.partial.",
     )
-    parser.add_argument(
-        "source",
-        type=options.path,
-        metavar="SRC",
-        help="a directory, an id on the Hub, or a state dict",
-    )
+    options.add_path(parser, "source", "SRC", "a directory, an id on the Hub, or a state dict")
     options.add_revision(parser)
-    parser.add_argument("out", type=options.path, metavar="DST", help="the new directory")
-    parser.add_argument(
+    options.add_path(parser, "out", "DST", "the new directory")
+    options.add_path(
+        parser,
         "--base",
-        type=options.path,
-        metavar="MODEL",
-        help="the model before, a directory or an id on the Hub: take tokenizer, generation config "
+        "MODEL",
+        "the model before, a directory or an id on the Hub: take tokenizer, generation config "
         "and, for a state dict, config.json from there",
     )
-    parser.add_argument(
-        "--base-revision", metavar="REVISION", help="the same as --revision, of --base"
-    )
+    options.add_revision(parser, "--base-revision", "the same as --revision, of --base")
     options.add_options(ImportRequest, {"": parser})
     options.add_quiet(parser)
     options.add_resume(parser)

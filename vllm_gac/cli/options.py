@@ -40,17 +40,22 @@ BUDGETS = ("max_loss", "param_ratio", "kv_ratio", "latency", "latency_ratio")
 
 def add_model(parser: Section, name: str = "model") -> None:
     """Add the model that a verb reads, and --revision."""
-    parser.add_argument(name, type=path, metavar="MODEL", help=MODEL)
+    add_path(parser, name, "MODEL", MODEL)
     add_revision(parser)
 
 
-def add_revision(parser: Section) -> None:
+def add_path(parser: Section, name: str, metavar: str, help_text: str, **more: Any) -> None:
+    """Add an argument, or an option that begins with --, that takes a path."""
+    parser.add_argument(name, type=path, metavar=metavar, help=help_text, **more)
+
+
+def add_revision(
+    parser: Section,
+    flag: str = "--revision",
+    help_text: str = "branch, tag or commit of a model on the Hub; default: main",
+) -> None:
     """Add --revision, for verbs that take a model."""
-    parser.add_argument(
-        "--revision",
-        metavar="REVISION",
-        help="branch, tag or commit of a model on the Hub; default: main",
-    )
+    parser.add_argument(flag, metavar="REVISION", help=help_text)
 
 
 def add_texts(parser: Section, flag: str, help_text: str = TEXTS, **more: Any) -> None:
@@ -60,7 +65,7 @@ def add_texts(parser: Section, flag: str, help_text: str = TEXTS, **more: Any) -
 
 def add_out(parser: Section) -> None:
     """Add --out, for verbs that write a model directory."""
-    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="output directory")
+    add_path(parser, "--out", "DIR", "output directory", required=True)
 
 
 def add_resume(parser: argparse.ArgumentParser, section: "Section | None" = None) -> None:

@@ -23,13 +23,8 @@ def add_parser(verbs: options.Verbs) -> None:
         "other models lose, the same in every layer.",
     )
     options.add_model(parser)
-    parser.add_argument(
-        "--stats",
-        type=options.path,
-        metavar="STATS.safetensors",
-        help="what calibrate has measured of it",
-    )
-    parser.add_argument("--out", type=options.path, metavar="PLAN.json", help="write the plan here")
+    options.add_path(parser, "--stats", "STATS.safetensors", "what calibrate has measured of it")
+    options.add_path(parser, "--out", "PLAN.json", "write the plan here")
     options.add_planning(parser)
     options.add_json(parser)
     parser.set_defaults(run=run)

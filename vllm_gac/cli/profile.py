@@ -23,13 +23,8 @@ def add_parser(verbs: options.Verbs) -> None:
         "and attention of every size, in bf16, FP8 and W4A16, and write it down. Takes minutes, "
         "during which nothing else should run on the GPU.",
     )
-    parser.add_argument(
-        "--out",
-        type=options.path,
-        default=Path("profile.json"),
-        metavar="PROFILE.json",
-        help="where to write it (profile.json)",
-    )
+    out = "where to write it (profile.json)"
+    options.add_path(parser, "--out", "PROFILE.json", out, default=Path("profile.json"))
     parser.add_argument(
         "--resume",
         action="store_true",

@@ -68,9 +68,7 @@ def _print(args: argparse.Namespace, report: "RepairReport") -> None:
             [
                 (
                     change.role,
-                    str(change.before),
-                    str(change.after),
-                    str(change.count),
+                    *map(str, (change.before, change.after, change.count)),
                     f"{change.overhead_percent:+.2f} %",
                 )
                 for change in report.changes
