@@ -111,6 +111,11 @@ class Stopped(Exception):  # noqa: N818
     """Stands for a kill."""
 
 
+def save_and_stop(*arguments: Any) -> None:
+    write_state(*arguments)
+    raise Stopped
+
+
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_a_resumed_run_ends_in_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
@@ -128,9 +133,8 @@ def test_a_resumed_run_ends_in_the_same_bytes(
         raise Stopped
 
     def after_saving(*arguments: Any) -> None:
-        write_state(*arguments)
         monkeypatch.setattr(train, "write_state", once)
-        raise Stopped
+        save_and_stop(*arguments)
 
     monkeypatch.setattr(train, "_SAVING", 0)  # save each time
     for number in range(20):
@@ -149,12 +153,7 @@ def test_a_run_goes_on_with_as_many_tokens_at_once_and_the_same_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_all(tmp_path)
-
-    def stop(*arguments: Any) -> None:
-        write_state(*arguments)
-        raise Stopped
-
-    monkeypatch.setattr(train, "write_state", stop)
+    monkeypatch.setattr(train, "write_state", save_and_stop)
     with pytest.raises(Stopped):
         healed(tmp_path)
     monkeypatch.setattr(inputs, "_sequences", lambda *_: 2 * [torch.ones(64, 32).long()])
@@ -342,12 +341,7 @@ def test_on_a_gpu_a_resumed_run_ends_in_the_same_bytes(
     options = {"train": kind, "device": "cuda"}
     done = healed(tmp_path, "undisturbed", **options)
     assert done.after.divergence < 0.95 * done.before.divergence
-
-    def stop(*arguments: Any) -> None:
-        write_state(*arguments)
-        raise Stopped
-
-    monkeypatch.setattr(train, "write_state", stop)
+    monkeypatch.setattr(train, "write_state", save_and_stop)
     with pytest.raises(Stopped):
         healed(tmp_path, **options)
     monkeypatch.undo()
