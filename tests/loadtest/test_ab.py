@@ -5,6 +5,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -53,6 +54,13 @@ def written(directory: Path, text: str = TEXT, *, port: int = 8100) -> Path:
     path = directory / "ab.yaml"
     path.write_text(text.format(port=port, python=sys.executable))
     return path
+
+
+def write_trace(directory: Path, **more: object) -> None:
+    """Requests for 6 s, at two a second, in mine.jsonl."""
+    request = {"input_length": 20, "output_length": 8, **more}
+    lines = [json.dumps({"timestamp": 500 * k, **request}) for k in range(13)]
+    (directory / "mine.jsonl").write_text("\n".join(lines))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -168,10 +176,7 @@ def test_a_turn_has_its_gpus_and_a_port_of_its_own(tmp_path: Path) -> None:
 
 def test_an_error_beside_others_waits_for_them() -> None:
     done: list[str] = []
-
-    def fails() -> None:
-        raise LoadTestError("mine")
-
+    fails = Mock(side_effect=LoadTestError("mine"))
     with pytest.raises(LoadTestError, match="mine"):
         _at_once([fails, lambda: done.append("other")])
     assert done == ["other"]
@@ -229,11 +234,7 @@ def test_a_step_that_the_client_ended_before_its_scrape_has_an_empty_one(tmp_pat
 
 
 def test_a_trace_is_replayed_by_all_servers_at_its_rate_and_at_others(tmp_path: Path) -> None:
-    lines = [
-        json.dumps({"timestamp": 500 * k, "input_length": 20, "output_length": 8, "hash_ids": [7]})
-        for k in range(13)
-    ]
-    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    write_trace(tmp_path, hash_ids=[7])
     trace = f"{{{{trace: {tmp_path}/mine.jsonl, "
     text = TEXT.replace("{{scenario: smoke, rates: [5, 8], ", trace)
     (mine, _) = load_comparison(written(tmp_path, text)).traffic
@@ -318,11 +319,7 @@ def test_steps_whose_client_did_not_keep_up_are_repeated_once(
 def test_a_search_with_a_trace_stops_where_the_trace_is_too_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [
-        json.dumps({"timestamp": 500 * k, "input_length": 20, "output_length": 8})
-        for k in range(13)
-    ]
-    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    write_trace(tmp_path)
     text = TEXT.replace("scenario: calibration, rates: [6]", f"trace: {tmp_path}/mine.jsonl")
     comparison = load_comparison(written(tmp_path, text.replace("steps: 1", "steps: 9")))
     (_, traffic) = comparison.traffic
