@@ -241,12 +241,14 @@ def _announcement(
 def _no_better(student: Checkpoint, guard: Guard, steps: Schedule, length: int) -> str:
     """What happened, and what to do."""
     best = min((d for _, d, _ in guard.curve if math.isfinite(d)), default=math.inf)
+    tokens, but = steps.steps * steps.batch * length, ""
+    if best < guard.before.divergence:
+        but = ", but with a higher loss on that text than before"
     return (
         f"{student.directory}: has not become better, so nothing was written: it diverged from the "
         f"teacher by {guard.before.divergence:.4g} nats per token of the held-out text, and by "
-        f"{best:.4g} at best in training on {steps.steps * steps.batch * length:,} tokens at a "
-        f"learning rate of {steps.learning_rate:g}; give more --tokens and other text, or a lower "
-        "--learning-rate"
+        f"{best:.4g} at best{but} in training on {tokens:,} tokens at a learning rate of "
+        f"{steps.learning_rate:g}; give more --tokens and other text, or a lower --learning-rate"
     )
 
 
