@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tests.serving.attention.test_gac_backend import step
-from vllm_gac.serving.attention import gpu_backend as backend
+from vllm_gac.serving.attention import step as steps
+from vllm_gac.serving.attention.gpu_backend import GacBuilder
 
 
 def builder(scratch: str) -> Any:
-    made = object.__new__(backend.GacBuilder)
+    made = object.__new__(GacBuilder)
     tokens = int("4096")  # another object in each builder
     vars(made).update(max_decode_query=1, max_gathered_tokens=tokens, scratch=scratch)
     return made
@@ -18,8 +19,8 @@ def builder(scratch: str) -> Any:
 
 def test_builders_of_all_classes_build_a_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    build = backend.prefill_batches
-    monkeypatch.setattr(backend, "prefill_batches", lambda *a: calls.append(1) or build(*a))
+    build = steps.prefill_batches
+    monkeypatch.setattr(steps, "prefill_batches", lambda *a: calls.append(1) or build(*a))
     common = step([1, 1, 20, 7], [50, 9, 20, 30])
     built = [builder(name).build(0, common) for name in "abc"]
     assert len(calls) == 1
@@ -45,7 +46,7 @@ def test_drafts_do_not_share_a_step() -> None:
 
 
 def test_a_mixed_batch_is_split() -> None:
-    batch = backend.step_of(step([1, 1, 20, 7], [50, 9, 20, 30]), 1, 0)
+    batch = steps.step_of(step([1, 1, 20, 7], [50, 9, 20, 30]), 1, 0)
     assert batch.decode_tokens == 2
     assert batch.decode_lengths.tolist() == [50, 9]
     assert batch.decode_block_table.shape == (2, 4)
@@ -57,9 +58,9 @@ def test_a_mixed_batch_is_split() -> None:
     assert prefill.block_table.tolist() == [[8, 9, 10, 11], [12, 13, 14, 15]]
     assert (prefill.max_seqlen_q, prefill.max_seqlen_k) == (20, 30)
     assert prefill.context_tokens == 50
-    ((_, gathered),) = backend.step_of(step([1, 1, 20, 7], [50, 9, 20, 30]), 1, 40).prefills
+    ((_, gathered),) = steps.step_of(step([1, 1, 20, 7], [50, 9, 20, 30]), 1, 40).prefills
     assert [rows for rows, _ in gathered.parts] == [slice(0, 20), slice(20, 27)]
-    decoding = backend.step_of(step([1, 1], [50, 9]), 1, 0)
+    decoding = steps.step_of(step([1, 1], [50, 9]), 1, 0)
     assert (decoding.prefills, decoding.decode_tokens) == ((), 2)
 
 
@@ -67,7 +68,7 @@ def test_many_prompts_are_split_into_batches() -> None:
     """No batch is larger than the kernels compiled ahead take; each prompt is in one of them."""
     queries = [1, 1, *(2 + i % 3 for i in range(600))]
     common = step(queries, [length + 5 for length in queries])
-    batch = backend.step_of(common, 1, 0)
+    batch = steps.step_of(common, 1, 0)
     assert [len(prefill.lengths) for _, prefill in batch.prefills] == [256, 256, 88]
     end = 2
     for rows, prefill in batch.prefills:
@@ -84,8 +85,8 @@ def test_many_prompts_are_split_into_batches() -> None:
 def test_lengths_of_prompts_are_the_hosts_and_those_of_drafts_among_them_the_devices() -> None:
     """The host's lengths of requests that verify drafts are bounds: all drafts may be accepted."""
     prompts_last = step([1, 5, 20, 30], [50, 40, 20, 70], on_host=[53, 43, 21, 71])
-    ((_, prefill),) = backend.step_of(prompts_last, 8, 0).prefills
+    ((_, prefill),) = steps.step_of(prompts_last, 8, 0).prefills
     assert prefill.context_starts.tolist() == [0, 21, 92]
     drafts_between = step([1, 20, 5, 30], [50, 20, 40, 70], on_host=[53, 20, 43, 70])
-    ((_, prefill),) = backend.step_of(drafts_between, 8, 0).prefills
+    ((_, prefill),) = steps.step_of(drafts_between, 8, 0).prefills
     assert prefill.context_starts.tolist() == [0, 20, 60, 130]
