@@ -11,7 +11,7 @@ In FP8, dims that are not multiples of 16 cost what they are padded to; in W4A16
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal, TypeAlias, get_args
@@ -227,10 +227,15 @@ def _surface(ceilings: Roofline, m: int, sweeps: Sequence[LinearSweep]) -> _Surf
     lines: dict[Axis, _Line] = {axis: _line(ceilings, s) for axis, s in longest.items()}
     over_n = {s.fixed: _line(ceilings, s).tiles for s in sweeps if s.axis == "n"}
     coarse = set.intersection(*(set(curve[0]) for curve in over_n.values()))
-    rows = {math.log(k): _only(over_n[k], coarse) for k in sorted(over_n)}
+    rows = {
+        math.log(k): _curve((x, y) for x, y in zip(*over_n[k], strict=True) if x in coarse)
+        for k in sorted(over_n)
+    }
+    at_n = math.log(longest["k"].fixed)  # of the fine line over k
+    column = tuple(rows), tuple(interpolate(*curve, at_n) for curve in rows.values())
     corrections: dict[Axis, Curve] = {
         "n": _minus(lines["n"].tiles, rows[math.log(longest["n"].fixed)]),
-        "k": _minus(lines["k"].tiles, _column(rows, longest["k"].fixed)),
+        "k": _minus(lines["k"].tiles, column),
     }
     return _Surface(
         m=m,
@@ -248,11 +253,7 @@ def _line(ceilings: Roofline, sweep: LinearSweep) -> _Line:
         return ceilings.gemm(sweep.m, n, k)
 
     times = dict(zip(sweep.dims, sweep.microseconds, strict=True))
-    tiles = _curve(
-        (math.log(dim), math.log(time / ideal(dim)))
-        for dim, time in times.items()
-        if dim % _TILE == 0
-    )
+    tiles = _curve((math.log(dim), math.log(times[dim] / ideal(dim))) for dim in _tiles_of(sweep))
     extra: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for dim, time in times.items():
         if dim % _TILE:
@@ -262,17 +263,8 @@ def _line(ceilings: Roofline, sweep: LinearSweep) -> _Line:
     return _Line(tiles, {alignment: _curve(costs) for alignment, costs in extra.items()})
 
 
-def _column(rows: Mapping[float, Curve], n: int) -> Curve:
-    """The curve over k at `n`, interpolated from `rows`."""
-    return tuple(rows), tuple(interpolate(*curve, math.log(n)) for curve in rows.values())
-
-
 def _minus(line: Curve, smooth: Curve) -> Curve:
     return line[0], tuple(y - interpolate(*smooth, x) for x, y in zip(*line, strict=True))
-
-
-def _only(curve: Curve, xs: Set[float]) -> Curve:
-    return _curve((x, y) for x, y in zip(*curve, strict=True) if x in xs)
 
 
 def _curve(points: Iterable[tuple[float, float]]) -> Curve:
