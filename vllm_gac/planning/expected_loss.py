@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 # Fewer stretches of text say nothing about how much other text differs.
 _MIN_STRETCHES = 4
-# A compressed model loses this share of what the losses of its layers add up to, at least and at
-# most: refitting wins some back, and errors of several layers have something in common. On other
-# text of the same kind plans of SmolLM2-135M diverged by .95 to 1.2 of the sum, those of a 1.5B by
-# .67 to 1.7 for the cache alone, and by up to 2.4 with fewer parameters.
-_LEAST, _MOST = 0.5, 2.5
+# A compressed model loses the sum of the losses of its layers, divided by the one at least and
+# multiplied by the other at most: refitting wins some back, and errors of several layers have
+# something in common. On other text of the same kind plans of SmolLM2-135M diverged by .95 to 1.2
+# of the sum, those of a 1.5B by .67 to 1.7 for the cache alone, and by up to 2.4 with fewer
+# parameters.
+_LESS, _MORE = 2, 2.5
 
 
 def interval(by_sequence: NDArray[np.float64]) -> tuple[float, float] | None:
@@ -41,7 +42,7 @@ def interval(by_sequence: NDArray[np.float64]) -> tuple[float, float] | None:
     mean, error = float(by_sequence.mean()), float(means.std(ddof=1) / math.sqrt(stretches))
     away = float(special.stdtrit(stretches - 1, 0.975)) * error  # Student's t for 95 %
     spread = math.log1p(away / mean) if mean > 0 else 0.0
-    less, more = (math.exp(math.hypot(spread, math.log(share))) for share in (_LEAST, _MOST))
+    less, more = (math.exp(math.hypot(spread, math.log(factor))) for factor in (_LESS, _MORE))
     return mean / less, mean * more
 
 
