@@ -17,7 +17,7 @@ from vllm_gac.compression.measured import shrink_covariances
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.registry import compress_layer
 from vllm_gac.compression.reference_model import reference
-from vllm_gac.compression.refit import HELD_OUT, Refitting
+from vllm_gac.compression.refit import MIN_SEQUENCES, Refitting
 from vllm_gac.compression.statistics_file import Statistics
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
@@ -87,14 +87,14 @@ def write_compressed(
         )
     write_json(directory / "plan.json", plan.model_dump(mode="json"))
     base, note = base_model(checkpoint), None
-    is_refitted = stats is not None and len(tokens) >= HELD_OUT
+    is_refitted = stats is not None and len(tokens) >= MIN_SEQUENCES
     if stats and not is_refitted:
         logger.warning(
             "%s: %d sequences are too few to refit layers on, which loses less from %d on; "
             "calibrate on more tokens",
             stats.path,
             len(tokens),
-            HELD_OUT,
+            MIN_SEQUENCES,
         )
     config = _config(checkpoint, base, plan, layout, is_refitted=is_refitted)
     if (quantization := checkpoint.quantization) is not None:
