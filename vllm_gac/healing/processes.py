@@ -23,7 +23,8 @@ from vllm_gac.errors import GacError, HealingError
 from vllm_gac.healing.sharded_module import ShardedModule
 
 Tensor = torch.Tensor
-_NUMBERS = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+_PLACE = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_NUMBERS = (*_PLACE, "MASTER_PORT")
 # The first process writes to disk while the others wait.
 _MAX_WAIT = timedelta(hours=2)
 
@@ -162,7 +163,7 @@ def distributed_context(device: str) -> Iterator[Processes]:
     for name in ("WORLD_SIZE", *_NUMBERS):
         if not (value := os.environ[name]).isdecimal():
             raise HealingError(f"{name} is {value!r}: expected a number, as torchrun sets it")
-    rank, local, here, _ = (int(os.environ[name]) for name in _NUMBERS)
+    rank, local, here = (int(os.environ[name]) for name in _PLACE)
     local_device = torch.device(device)
     if local_device.type == "cuda":
         local_device = _gpu_of(local_device, local, here)
