@@ -67,18 +67,18 @@ def load_latent_pairs(latent_row, CACHE: tl.constexpr):
 
 
 @triton.jit
-def rebuild_from_pairs(latent, up_head, scale, CACHE: tl.constexpr, REBUILT: tl.constexpr):
+def rebuild_from_pairs(latent, up_head, key_scale, CACHE: tl.constexpr, REBUILT: tl.constexpr):
     """As rebuild_keys, of pieces as load_latent_pairs returns them."""
     K: tl.constexpr = CACHE.key_pieces
-    even, odd = _up_pair(up_head, scale, 0, K[0], CACHE, REBUILT)
+    even, odd = _up_pair(up_head, key_scale, 0, K[0], CACHE, REBUILT)
     key = tl.dot(latent[0], even)
     key = tl.dot(latent[1], odd, key)
     if K[1] > 0:
-        even, odd = _up_pair(up_head, scale, K[0], K[1], CACHE, REBUILT)
+        even, odd = _up_pair(up_head, key_scale, K[0], K[1], CACHE, REBUILT)
         key = tl.dot(latent[2], even, key)
         key = tl.dot(latent[3], odd, key)
     if K[2] > 0:
-        even, odd = _up_pair(up_head, scale, K[0] + K[1], K[2], CACHE, REBUILT)
+        even, odd = _up_pair(up_head, key_scale, K[0] + K[1], K[2], CACHE, REBUILT)
         key = tl.dot(latent[4], even, key)
         key = tl.dot(latent[5], odd, key)
     return tl.split(tl.trans(tl.reshape(key, [key.shape[0], 2, REBUILT.padded]), 0, 2, 1))
@@ -87,32 +87,32 @@ def rebuild_from_pairs(latent, up_head, scale, CACHE: tl.constexpr, REBUILT: tl.
 @triton.jit
 def _up_pair(
     up_head,
-    scale,
+    key_scale,
     START: tl.constexpr,
     SIZE: tl.constexpr,
     CACHE: tl.constexpr,
     REBUILT: tl.constexpr,
 ):
-    piece = tl.trans(_up_piece(up_head, scale, START, SIZE, CACHE, REBUILT))
+    piece = tl.trans(_up_piece(up_head, key_scale, START, SIZE, CACHE, REBUILT))
     even, odd = tl.split(tl.reshape(piece.to(tl.float16), [2 * REBUILT.padded, SIZE // 2, 2]))
     return tl.trans(even), tl.trans(odd)
 
 
 @triton.jit
-def rebuild_keys(latent, up_head, scale, CACHE: tl.constexpr, REBUILT: tl.constexpr):
+def rebuild_keys(latent, up_head, key_scale, CACHE: tl.constexpr, REBUILT: tl.constexpr):
     """A tile's keys of one original head, not yet rotated: fp32 [TILE, PADDED], low and high.
 
-    latent: pieces as load_latents returns them; up_head points to the head's up-projection; scale:
-    the latents' in an fp8 cache, or None. Without it keys may be too large for fp16.
+    latent: pieces as load_latents returns them; up_head points to the head's up-projection;
+    key_scale: the latents' in an fp8 cache, or None. Without it keys may be too large for fp16.
     """
     K: tl.constexpr = CACHE.key_pieces
     dtype: tl.constexpr = latent[0].dtype
-    key = tl.dot(latent[0], _up_piece(up_head, scale, 0, K[0], CACHE, REBUILT).to(dtype))
+    key = tl.dot(latent[0], _up_piece(up_head, key_scale, 0, K[0], CACHE, REBUILT).to(dtype))
     if K[1] > 0:
-        piece = _up_piece(up_head, scale, K[0], K[1], CACHE, REBUILT).to(dtype)
+        piece = _up_piece(up_head, key_scale, K[0], K[1], CACHE, REBUILT).to(dtype)
         key = tl.dot(latent[1], piece, key)
     if K[2] > 0:
-        piece = _up_piece(up_head, scale, K[0] + K[1], K[2], CACHE, REBUILT).to(dtype)
+        piece = _up_piece(up_head, key_scale, K[0] + K[1], K[2], CACHE, REBUILT).to(dtype)
         key = tl.dot(latent[2], piece, key)
     return tl.split(tl.trans(tl.reshape(key, [key.shape[0], 2, REBUILT.padded]), 0, 2, 1))
 
@@ -203,7 +203,7 @@ def _in_registers(x, ASSEMBLY: tl.constexpr):
 @triton.jit
 def _up_piece(
     up_head,
-    scale,
+    key_scale,
     START: tl.constexpr,
     SIZE: tl.constexpr,
     CACHE: tl.constexpr,
@@ -219,6 +219,6 @@ def _up_piece(
     mask = (pair < REBUILT.pairs)[:, None] & (column < CACHE.key_size)[None, :]
     offset = (half * REBUILT.pairs + pair)[:, None] * CACHE.key_size + column[None, :]
     piece = tl.load(up_head + offset, mask=mask, other=0.0)
-    if scale is not None:
-        piece = piece.to(tl.float32) * scale
+    if key_scale is not None:
+        piece = piece.to(tl.float32) * key_scale
     return tl.trans(piece)
