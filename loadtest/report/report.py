@@ -254,7 +254,7 @@ def _render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    formats = {"ms": _ms, "number": _number, "count": _count}
+    formats = {"ms": lambda seconds: _number(seconds * 1e3), "number": _number, "count": _count}
     environment.filters.update(formats)
     environment.globals.update(formats)
     pairs = zip(report.groups, report.summaries, strict=True)  # sorted by traffic and rate
@@ -352,11 +352,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _ms(seconds: float) -> str:
-    """Milliseconds to three significant digits."""
-    return _number(seconds * 1e3)
 
 
 def _count(value: float) -> str:
