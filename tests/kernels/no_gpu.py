@@ -142,4 +142,5 @@ def launch_decode(
         latent=kind.latent,
         k_scale=k_scale,
         v_scale=v_scale,
+        kernel_sequences=kind.kernel_sequences,
     )

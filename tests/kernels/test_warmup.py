@@ -73,6 +73,16 @@ def test_decode_kernels_are_compiled_ahead(kind: DecodeKind, compiled: list[str]
     assert set(compiled) == ahead
 
 
+def test_one_kernel_may_be_for_all_numbers_of_sequences(compiled: list[str]) -> None:
+    kind = replace(decode_kind(ROTARY, queries=8), kernel_sequences=256)
+    warmup([kind], MAX_SEQUENCES, CPU)
+    ahead = set(compiled)
+    assert len(ahead) == 2
+    for sequences in (2, 17, 256):
+        launch_decode(kind, sequences, 7, MAX_SEQUENCES)
+    assert set(compiled) == ahead
+
+
 @pytest.mark.parametrize("features", [4096, 11520, 28672])
 def test_swiglu_kernels_are_compiled_ahead(features: int, compiled: list[str]) -> None:
     warmup([], MAX_SEQUENCES, CPU, [(features, torch.bfloat16)])

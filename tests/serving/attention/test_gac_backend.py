@@ -24,6 +24,7 @@ from vllm_gac.kernels.torch_reference import paged_attention
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.prefill import PrefillPlan, _entry
 from vllm_gac.serving.attention import gpu_backend, layer
+from vllm_gac.serving.attention.step import StepLimits
 from vllm_gac.serving.plugin import register
 
 HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 32, 16
@@ -32,7 +33,7 @@ SCALES = [
     (torch.tensor(0.5), torch.tensor(1.5)),
     (torch.tensor([0.2, 2.0]), torch.tensor([3.0, 0.3])),
 ]
-QUERIES, CONTEXTS = [1, 1, 1], [37, 1, 20]
+DECODING, SMALL, CONTEXTS = [1, 1, 1], [1, 1, 17], [37, 1, 20]
 
 
 def step(queries: list[int], contexts: list[int], on_host: list[int] | None = None) -> Any:
@@ -74,8 +75,11 @@ def layer_of(cache_dtype: Any, window: int | None = None) -> Attention:
         )
 
 
-def error_of(layer: Attention, scales: tuple[torch.Tensor, torch.Tensor]) -> float:
-    """The error of a step of decoding requests against fp32, relative to the result."""
+def error_of(
+    layer: Attention, scales: tuple[torch.Tensor, torch.Tensor], queries: list[int]
+) -> float:
+    """The error of a step that needs no prefill against fp32, relative to the result."""
+    limits = StepLimits(1, 0, piece=5, piece_keys=1000)
     generator = torch.Generator().manual_seed(0)
     quantized = layer.impl.quantized
     geometry = CacheGeometry(HEADS, SIZE, KV_HEADS, SIZE, KV_HEADS, SIZE)
@@ -85,12 +89,12 @@ def error_of(layer: Attention, scales: tuple[torch.Tensor, torch.Tensor]) -> flo
         layer._k_scale, layer._v_scale = scales  # as vLLM's loader of either kind leaves them
     else:
         cache = cache.half()
-    tokens = sum(QUERIES)
-    common = step(QUERIES, CONTEXTS)
+    tokens = sum(queries)
+    common = step(queries, CONTEXTS)
     common.block_table_tensor = table
     builder = object.__new__(gpu_backend.GacBuilder)
-    scratch = decode_scratch(geometry, 1, torch.device("cpu"))
-    vars(builder).update(max_decode_query=1, max_gathered_tokens=0, scratch=scratch)
+    scratch = decode_scratch(geometry, limits.piece, torch.device("cpu"))
+    vars(builder).update(limits=limits, scratch=scratch)
     query = torch.randn(tokens, HEADS, SIZE, generator=generator)
     output = torch.full_like(query, float("nan"))
     stored = cache.view(torch.uint8) if quantized else cache  # as vLLM does
@@ -106,10 +110,10 @@ def error_of(layer: Attention, scales: tuple[torch.Tensor, torch.Tensor]) -> flo
     return float((output.float() - expected).norm() / expected.norm())
 
 
-def check_decoding(cache_dtype: str, window: int | None, scales: int) -> None:
+def check_decoding(cache_dtype: str, window: int | None, scales: int, queries: list[int]) -> None:
     """A layer of vLLM's decodes as plain torch, with these of SCALES."""
     register()
-    error = error_of(layer_of(cache_dtype, window), SCALES[scales])
+    error = error_of(layer_of(cache_dtype, window), SCALES[scales], queries)
     assert error < 5e-3, error
 
 
@@ -120,7 +124,8 @@ ARGUMENTS = (32, 128, 0.1, 8, None, None, "auto")
 
 @pytest.mark.slow
 def test_gac_backend_matches_torch_in_tritons_interpreter() -> None:
-    calls = [("auto", None, 0), ("fp8", None, 0), ("fp8", 17, 0), ("fp8", None, 1)]
+    kinds = [("auto", None, 0), ("fp8", None, 0), ("fp8", 17, 0), ("fp8", None, 1)]
+    calls = [(*kind, queries) for kind in kinds for queries in (DECODING, SMALL)]
     run_interpreted(check_decoding, calls)
 
 

@@ -78,6 +78,30 @@ def decode_scratch(
     )
 
 
+def larger_scratch(a: DecodeScratch, b: DecodeScratch) -> DecodeScratch:
+    """Scratch for what `a` or `b` is for, on the same GPU."""
+    return DecodeScratch(
+        max(a.values, b.values, key=torch.numel),
+        max(a.log_sums, b.log_sums, key=torch.numel),
+        a.multiprocessors,
+    )
+
+
+def takes(
+    geometry: CacheGeometry,
+    max_query_len: int,
+    itemsize: int,
+    latent: LatentKeys | None,
+    device: torch.device,
+) -> bool:
+    """Whether the kernel has room for so many query tokens; `itemsize` is of a cached element."""
+    try:
+        _tiling(geometry, max_query_len, itemsize, latent, device)
+    except GacError:
+        return False
+    return True
+
+
 def decode_attention(
     query: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -94,6 +118,7 @@ def decode_attention(
     latent: LatentKeys | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    kernel_sequences: int = 1,
     only_compile: bool = False,
 ) -> None:
     """Causal attention of the last 1..max_query_len tokens of every sequence over its context.
@@ -118,6 +143,8 @@ def decode_attention(
             must be contiguous and have the dtype of the queries.
         k_scale, v_scale: fp32, one element each, or one for each key head and for each value head.
             An fp8 cache holds key / k_scale and value / v_scale.
+        kernel_sequences: take the kernels for at least so many sequences, so that one is compiled
+            for all numbers up to this.
         only_compile: compile the kernels for these arguments, but launch nothing. Of the sizes that
             differ between launches, only the number of sequences matters then.
     """
@@ -131,7 +158,7 @@ def decode_attention(
     constants = {
         "TILES": Tiles(
             heads=geometry.value_heads,
-            sequences=sequence_bound(sequences),
+            sequences=sequence_bound(max(sequences, kernel_sequences)),
             tile=tiling.tile,
             window=window or 0,
             min_tiles=tiling.min_tiles,

@@ -25,6 +25,7 @@ class DecodeKind:
     `dtype` is that of queries and outputs, `cache_dtype` that of cached elements. `max_query_len`
     and `window` are arguments of decode_attention. Only the shapes of `latent` matter.
     `scaled_by_head` says whether each head of an fp8 cache has a scale of its own.
+    `kernel_sequences` is one, too, if launches give it; by default they are of any sequences.
     """
 
     geometry: CacheGeometry
@@ -35,6 +36,7 @@ class DecodeKind:
     window: int | None
     latent: LatentKeys | None
     scaled_by_head: bool = False
+    kernel_sequences: int = 0
 
 
 def warmup(
@@ -47,11 +49,12 @@ def warmup(
 
     These are the features and dtype of every MLP that swiglu_linear computes.
     """
-    bounds = sorted({sequence_bound(n + 1) for n in range(max_sequences)})
+    all_bounds = sorted({sequence_bound(n + 1) for n in range(max_sequences)})
     # The slowest to compile come first, so that no thread is still busy with one at the end.
     slowest_first = sorted(kinds, key=lambda kind: kind.latent is None)
     with compiling_on_all_cores():
         for kind in slowest_first:
+            bounds = [kind.kernel_sequences] if kind.kernel_sequences else all_bounds
             for bound in reversed(bounds):
                 _compile(kind, bound, device)
         for features, dtype in mlps:

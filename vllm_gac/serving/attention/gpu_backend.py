@@ -6,6 +6,7 @@ kernel (attention/prefill.py).
 Builders differ only in the scratch of the decode kernel; they share the batch (attention/step.py).
 """
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,13 +25,23 @@ from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec, is_quantized_
 
 from vllm_gac.errors import GacError
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
-from vllm_gac.kernels.decode.launch import DecodeScratch, decode_attention, decode_scratch
+from vllm_gac.kernels.decode.launch import (
+    DecodeScratch,
+    decode_attention,
+    decode_scratch,
+    larger_scratch,
+    takes,
+)
 from vllm_gac.serving.attention.impl import PackedBackend, PackedImpl
 from vllm_gac.serving.attention.layer import announce, attention_kernels
 from vllm_gac.serving.attention.prefill import PrefillLayer, prefill_attention
 from vllm_gac.serving.attention.prefill_kernels import in_place_kernel, installed_gpu
-from vllm_gac.serving.attention.prefill_memory import max_gathered_tokens, prefill_bytes
-from vllm_gac.serving.attention.step import StepBatch, build_step, step_of
+from vllm_gac.serving.attention.prefill_memory import (
+    max_gathered_tokens,
+    prefill_bytes,
+    prefill_layers,
+)
+from vllm_gac.serving.attention.step import StepBatch, StepLimits, build_step, step_of
 from vllm_gac.serving.attention.warmup import compile_prefill_kernels, compiling_decode_kernels
 from vllm_gac.serving.config.engine_options import (
     DTYPES,
@@ -38,6 +49,13 @@ from vllm_gac.serving.config.engine_options import (
     MAX_DECODE_QUERY,
     check_gac_on_dense,
 )
+
+# Query heads of a value head x tokens of a piece of a prompt (attention/step.py): with more rows,
+# the decode kernels run out of registers. Those for latent keys need more for each.
+_PIECE_ROWS, _LATENT_PIECE_ROWS = 64, 32
+# Value heads x cached tokens that the pieces of a small step attend to: some 30 us of an H200 for a
+# layer, which the host spends on the launches of prefill anyway.
+_PIECE_KEYS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +67,7 @@ class GacMetadata:
 
 
 class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
-    """Builds the metadata of each step, and owns the scratch of the group's layers."""
+    """Builds the metadata of each step."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     reorder_batch_threshold: int | None
@@ -63,24 +81,15 @@ class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
-        self.max_decode_query = min(self.reorder_batch_threshold or 1, MAX_DECODE_QUERY)
-        self.reorder_batch_threshold = self.max_decode_query
-        self.max_gathered_tokens = max_gathered_tokens(vllm_config, device)
+        decode_query = min(self.reorder_batch_threshold or 1, MAX_DECODE_QUERY)
+        self.reorder_batch_threshold = decode_query
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
         for name, layer in layers.items():
             _check_sizes(name, layer)
-        impls = [layer.impl for layer in layers.values()]
-        kinds = {(impl.geometry, impl.latent is None): impl for impl in impls}
-        # Layers run one after the other, so the largest scratch serves them all.
-        self.scratch = max(
-            (
-                decode_scratch(impl.geometry, self.max_decode_query, device, impl.latent)
-                for impl in kinds.values()
-            ),
-            key=lambda scratch: scratch.values.numel(),
-        )
+        self.limits = step_limits(vllm_config, decode_query, device)
+        self.scratch = _shared_scratch(vllm_config, self.limits, device)
         block_size = kv_cache_spec.block_size
-        with compiling_decode_kernels(vllm_config, block_size, self.max_decode_query, device):
+        with compiling_decode_kernels(vllm_config, block_size, self.limits, device):
             compile_prefill_kernels(vllm_config, block_size, device)
 
     def build(
@@ -89,15 +98,52 @@ class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> GacMetadata:
-        step = step_of(common_attn_metadata, self.max_decode_query, self.max_gathered_tokens)
+        step = step_of(common_attn_metadata, self.limits)
         return GacMetadata(step, self.scratch)
 
     def build_for_drafting(
         self, common_attn_metadata: CommonAttentionMetadata, draft_index: int
     ) -> GacMetadata:
         """Build anew each time: a speculator changes its batch in place from draft to draft."""
-        step = build_step(common_attn_metadata, self.max_decode_query, self.max_gathered_tokens)
+        step = build_step(common_attn_metadata, self.limits)
         return GacMetadata(step, self.scratch)
+
+
+def step_limits(vllm_config: VllmConfig, decode_query: int, device: torch.device) -> StepLimits:
+    """What all layers of our backend have in common.
+
+    Steps with speculative decoding, which have more than one query token of a request that decodes,
+    have no pieces: lengths on the host are not exact then.
+    """
+    layers = list(prefill_layers(vllm_config))
+    gathered = max_gathered_tokens(vllm_config, device)
+    piece, most_heads = MAX_DECODE_QUERY, 1
+    for _, prefill in layers:
+        heads = prefill.geometry
+        rows = _PIECE_ROWS if prefill.latent is None else _LATENT_PIECE_ROWS
+        piece = min(piece, rows * heads.value_heads // heads.query_heads)
+        most_heads = max(most_heads, heads.value_heads)
+    fits = all(
+        takes(p.geometry, piece, layer.impl.cached_dtype(layer).itemsize, p.latent, device)
+        for layer, p in layers
+    )
+    if decode_query > 1 or piece < 2 or not fits:
+        return StepLimits(decode_query, gathered)
+    return StepLimits(decode_query, gathered, piece, _PIECE_KEYS // most_heads)
+
+
+def _shared_scratch(
+    vllm_config: VllmConfig, limits: StepLimits, device: torch.device
+) -> DecodeScratch:
+    """Scratch for every layer: they run one after the other. The first layer keeps it."""
+    impls = [layer.impl for layer, _ in prefill_layers(vllm_config)]
+    most = max(limits.decode_query, limits.piece)
+    if impls[0].scratch is None:
+        kinds = {(impl.geometry, impl.latent is None): impl for impl in impls}
+        each = (decode_scratch(i.geometry, most, device, i.latent) for i in kinds.values())
+        impls[0].scratch = functools.reduce(larger_scratch, each)
+    scratch: DecodeScratch = impls[0].scratch
+    return scratch
 
 
 def _check_sizes(name: str, layer: Attention) -> None:
@@ -116,6 +162,8 @@ def _check_sizes(name: str, layer: Attention) -> None:
 
 class GacImpl(PackedImpl[GacMetadata]):
     """Attention of one layer over its packed cache."""
+
+    scratch: DecodeScratch | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -188,27 +236,27 @@ class GacImpl(PackedImpl[GacMetadata]):
             if not kv_cache.numel():  # the run in which vLLM measures a step's memory
                 self._reserve(query)
             return output.fill_(0)
-        step = attn_metadata.step
-        decoded = step.decode_tokens
+        decode, prefills = attn_metadata.step.decode, attn_metadata.step.prefills
         kv_cache, k_scale, v_scale = self._cache_and_scales(layer, kv_cache)
-        if decoded:
+        if decode.tokens:
             decode_attention(
-                query[:decoded],
+                query[: decode.tokens],
                 kv_cache,
-                step.decode_block_table,
-                step.decode_query_starts,
-                step.decode_lengths,
+                decode.block_table,
+                decode.query_starts,
+                decode.lengths,
                 self.geometry,
                 self.scale,
-                output[:decoded],
+                output[: decode.tokens],
                 attn_metadata.scratch,
-                max_query_len=step.max_decode_query,
+                max_query_len=decode.max_query,
                 window=self.window,
                 latent=self.latent,
                 k_scale=k_scale,
                 v_scale=v_scale,
+                kernel_sequences=decode.kernel_sequences,
             )
-        for rows, prefill in step.prefills:
+        for rows, prefill in prefills:
             prefill_attention(
                 self.prefill_layer,
                 query[rows],

@@ -1,5 +1,11 @@
 """The batch of one step, as every layer of our GPU backend sees it.
 
+Decoding requests come first in a batch and run on our decode kernel. The other requests run on a
+prefill kernel (attention/prefill.py), unless the step is small: then the GPU waits for the host,
+and the decode kernel takes all requests at once, in one launch. It takes few query tokens of a
+sequence, so a prompt counts as several sequences there: each piece of a few tokens attends to what
+comes before it, which is cached already.
+
 vLLM makes one builder of metadata for every class of heads and calls each of them in every step.
 The first one builds the batch for all.
 """
@@ -10,43 +16,69 @@ import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
+from vllm_gac.layout.rounding import ceil_div
 from vllm_gac.serving.attention.prefill import PrefillBatch, prefill_batches
 from vllm_gac.serving.vllm_internals import step_scratch
 
 # Most sequences in one prefill call. For more, FlashAttention 4 compiles other kernels, which takes
 # seconds.
 MAX_SEQUENCES = 256
+# Most sequences, pieces of prompts included, of a step that the decode kernel takes as a whole.
+MAX_PIECES = 256
 # The attribute of vLLM's metadata under which builders share a step.
 _NOTE = "gac_step"
 
 
 @dataclass(frozen=True, slots=True)
-class StepBatch:
-    """The batch of one step, as every layer sees it.
+class StepLimits:
+    """What the model's layers have in common; all builders have the same.
 
-    decode_query_starts int32 [requests + 1], decode_lengths int32 [requests] (context lengths) and
-    decode_block_table int32 [requests, blocks] describe the decoding requests, whose tokens are the
-    first `decode_tokens` rows. `prefills` holds the other requests, in batches of at most
-    MAX_SEQUENCES, each after the slice of rows that holds its tokens.
+    Of a request that counts as decoding, there are at most `decode_query` query tokens.
+    `gathered_tokens` is as `max_gathered_tokens` for `prefill_batch`. A small step has pieces of at
+    most `piece` tokens, 0 if there is none, which attend to at most `piece_keys` cached tokens in
+    all.
     """
 
-    decode_tokens: int
-    decode_query_starts: torch.Tensor
-    decode_lengths: torch.Tensor
-    decode_block_table: torch.Tensor
-    max_decode_query: int
+    decode_query: int
+    gathered_tokens: int
+    piece: int = 0
+    piece_keys: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """The sequences that one launch of the decode kernel serves, the first of the step.
+
+    They have `tokens` query tokens, of a sequence at most `max_query`. query_starts int32
+    [sequences + 1], lengths int32 [sequences] (context lengths) and block_table int32 [sequences,
+    blocks] are as for decode_attention. The kernel is one for `kernel_sequences` or more.
+    """
+
+    tokens: int
+    query_starts: torch.Tensor
+    lengths: torch.Tensor
+    block_table: torch.Tensor
+    max_query: int
+    kernel_sequences: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The batch of one step.
+
+    `prefills` holds the requests that `decode` does not, in batches of at most MAX_SEQUENCES, each
+    after the slice of rows that holds its tokens.
+    """
+
+    decode: DecodeBatch
     prefills: tuple[tuple[slice, PrefillBatch], ...]
 
 
-def step_of(
-    common: CommonAttentionMetadata, max_decode_query: int, max_gathered_tokens: int
-) -> StepBatch:
+def step_of(common: CommonAttentionMetadata, limits: StepLimits) -> StepBatch:
     """The batch that `common` describes, decoding requests first, built once for all builders.
 
     It is kept on `common`, together with the values that it was built from. vLLM makes a new
-    `common` for every step; if one is changed in place, the batch is built again. Of a request that
-    counts as decoding, there are at most `max_decode_query` query tokens; `max_gathered_tokens` is
-    as for `prefill_batch`.
+    `common` for every step; if one is changed in place, the batch is built again.
     """
     built_from = (
         common.query_start_loc,
@@ -56,46 +88,79 @@ def step_of(
         common.block_table_tensor,
         common.num_actual_tokens,
         common.max_query_len,
-        max_decode_query,
-        max_gathered_tokens,
+        limits,
     )
     known: tuple[tuple[object, ...], StepBatch] | None = step_scratch(common).get(_NOTE)
     if known is not None and all(map(_same, known[0], built_from)):
         return known[1]
-    step = build_step(common, max_decode_query, max_gathered_tokens)
+    step = build_step(common, limits)
     step_scratch(common)[_NOTE] = built_from, step
     return step
 
 
 def _same(a: object, b: object) -> bool:
     """Tensors are compared by identity: their numbers may lie on a GPU."""
-    return a is b or (isinstance(a, int) and a == b)
+    return a is b or (isinstance(a, int | StepLimits) and a == b)
 
 
-def build_step(
-    common: CommonAttentionMetadata, max_decode_query: int, max_gathered_tokens: int
-) -> StepBatch:
+def build_step(common: CommonAttentionMetadata, limits: StepLimits) -> StepBatch:
+    """The batch that `common` describes, decoding requests first."""
     decodes, prefills, decode_tokens, _ = split_decodes_and_prefills(
-        common, decode_threshold=max_decode_query
+        common, decode_threshold=limits.decode_query
     )
-    return StepBatch(
-        decode_tokens=decode_tokens,
-        decode_query_starts=common.query_start_loc[: decodes + 1],
-        decode_lengths=common.seq_lens[:decodes],
-        decode_block_table=common.block_table_tensor[:decodes],
-        max_decode_query=max_decode_query,
-        prefills=_prefills(
-            common, decodes, decodes + prefills, max_decode_query, max_gathered_tokens
-        ),
+    whole = _pieces(common, decodes, decodes + prefills, limits) if prefills else None
+    if whole is not None:
+        return StepBatch(whole, ())
+    decode = DecodeBatch(
+        tokens=decode_tokens,
+        query_starts=common.query_start_loc[: decodes + 1],
+        lengths=common.seq_lens[:decodes],
+        block_table=common.block_table_tensor[:decodes],
+        max_query=limits.decode_query,
+    )
+    return StepBatch(decode, _prefills(common, decodes, decodes + prefills, limits))
+
+
+def _pieces(
+    common: CommonAttentionMetadata, decodes: int, requests: int, limits: StepLimits
+) -> DecodeBatch | None:
+    """All requests, the prompts among them in pieces; None if the step is not small.
+
+    The first `decodes` of them decode. Their lengths on the host are bounds. Those of the others
+    are exact, unless requests verify drafts: then no step counts as small.
+    """
+    bounds = common.seq_lens_cpu_upper_bound
+    tokens = common.num_actual_tokens
+    most = requests + ceil_div(tokens, max(1, limits.piece))
+    if not limits.piece or limits.decode_query > 1 or bounds is None or most > MAX_PIECES:
+        return None
+    starts = common.query_start_loc_cpu[: requests + 1].long()
+    queries = starts.diff()
+    past = bounds[:requests] - queries
+    pieces = (queries + limits.piece - 1) // limits.piece
+    request = torch.repeat_interleave(pieces)
+    first = pieces.cumsum(0) - pieces
+    skipped = (torch.arange(len(request)) - first[request]) * limits.piece
+    piece_starts = starts[request] + skipped
+    piece_ends = torch.minimum(piece_starts + limits.piece, starts[request + 1])
+    lengths = past[request] + piece_ends - starts[request]
+    if int(lengths.sum()) > limits.piece_keys:
+        return None
+    on_host = torch.stack([piece_ends, lengths, request]).int()
+    ends, lengths, request = on_host.to(common.seq_lens.device, non_blocking=True)
+    lengths[:decodes] = common.seq_lens[:decodes]
+    return DecodeBatch(
+        tokens=tokens,
+        query_starts=torch.nn.functional.pad(ends, (1, 0)),
+        lengths=lengths,
+        block_table=common.block_table_tensor.index_select(0, request),
+        max_query=limits.piece,
+        kernel_sequences=MAX_PIECES,
     )
 
 
 def _prefills(
-    common: CommonAttentionMetadata,
-    first: int,
-    last: int,
-    max_decode_query: int,
-    max_gathered_tokens: int,
+    common: CommonAttentionMetadata, first: int, last: int, limits: StepLimits
 ) -> tuple[tuple[slice, PrefillBatch], ...]:
     """Requests `first` to `last`, in batches small enough for the kernels compiled ahead."""
     if first == last:
@@ -104,7 +169,7 @@ def _prefills(
     # The bound is exact for prefilling requests, not for those that verify drafts. These come
     # before them, unless the backend of other layers orders the batch otherwise.
     fewest = int((starts[first + 1 : last + 1] - starts[first:last]).min())
-    if lengths is None or 1 < max_decode_query >= fewest:
+    if lengths is None or 1 < limits.decode_query >= fewest:
         lengths = common.seq_lens.cpu()
     begins = range(first, last, MAX_SEQUENCES)
     return prefill_batches(
@@ -113,5 +178,5 @@ def _prefills(
         common.seq_lens,
         common.block_table_tensor,
         [slice(begin, min(begin + MAX_SEQUENCES, last)) for begin in begins],
-        max_gathered_tokens,
+        limits.gathered_tokens,
     )

@@ -26,6 +26,7 @@ from vllm_gac.layout.families import ARCHITECTURE
 from vllm_gac.serving.attention.impl import PackedImpl
 from vllm_gac.serving.attention.prefill import PrefillLayer, prefill_attention, prefill_batch
 from vllm_gac.serving.attention.prefill_memory import prefill_layers
+from vllm_gac.serving.attention.step import MAX_PIECES, StepLimits
 from vllm_gac.serving.config.cache_layout import zero_pages
 from vllm_gac.serving.gac_config import GacConfig
 
@@ -37,16 +38,19 @@ _compiled: set[object] = set()
 
 @contextmanager
 def compiling_decode_kernels(
-    vllm_config: VllmConfig, block_size: int, max_query_len: int, device: torch.device
+    vllm_config: VllmConfig, block_size: int, limits: StepLimits, device: torch.device
 ) -> Iterator[None]:
     """Compile the decode kernels in a thread while the body of the `with` block runs.
 
     This covers every layer of our backend and every batch that the scheduler may make. All layers
-    are registered in `vllm_config`, and compiled at once, so that no core waits. A decoding request
-    has at most `max_query_len` query tokens, drafted ones included. The kind of `device` also
-    decides whether MLP kernels are compiled.
+    are registered in `vllm_config`, and compiled at once, so that no core waits. The kind of
+    `device` also decides whether MLP kernels are compiled.
     """
-    kinds = _kinds(vllm_config, block_size, max_query_len)
+    kinds = _kinds(vllm_config, block_size, limits.decode_query)
+    if limits.piece:
+        kinds += [
+            replace(kind, max_query_len=limits.piece, kernel_sequences=MAX_PIECES) for kind in kinds
+        ]
     mlps = _mlps(vllm_config) if is_hopper(device) else set()
     max_sequences = vllm_config.scheduler_config.max_num_seqs
     with ThreadPoolExecutor(1) as thread:
