@@ -148,52 +148,27 @@ def decode_attention(
         only_compile: compile the kernels for these arguments, but launch nothing. Of the sizes that
             differ between launches, only the number of sequences matters then.
     """
-    tiling = _tiling(geometry, max_query_len, kv_cache.itemsize, latent, query.device)
-    run = _compile if only_compile else _launch
     sequences = seq_lens.shape[0]
-    group = geometry.query_heads // geometry.value_heads
-    gpu = capability_of(query.device)
-    # Whether a kernel may start before the one it depends on has ended.
-    overlap = gpu is not None and gpu >= HOPPER
-    constants = {
-        "TILES": Tiles(
-            heads=geometry.value_heads,
-            sequences=sequence_bound(max(sequences, kernel_sequences)),
-            tile=tiling.tile,
-            window=window or 0,
-            min_tiles=tiling.min_tiles,
-        ),
-        "QUERIES": Queries(
-            group=group,
-            max_query_len=max_query_len,
-            rows=max(16, triton.next_power_of_2(group * max_query_len)),
-        ),
-        "OVERLAP": overlap,
-    }
-    programs = scratch.multiprocessors * tiling.programs_per_multiprocessor
-    partial = (scratch.values, scratch.log_sums, programs, scratch.multiprocessors, sequences)
-    output_strides = (output.stride(0), output.stride(1))
     stride_unit = _stride_unit(kv_cache)
-    row = CacheRow(
-        keys_per_value=geometry.key_heads // geometry.value_heads,
-        key_size=geometry.key_size,
-        value_size=geometry.value_size,
-        key_pieces=tiling.key_pieces,
-        value_pieces=tiling.value_pieces,
-        block_size=kv_cache.shape[2],
-        stride_unit=stride_unit,
-        paired=_is_paired(kv_cache, geometry),
-        by_head=is_by_head(k_scale),
-        assembly=gpu is not None,
+    fixed = _constants(
+        geometry,
+        max_query_len,
+        sequence_bound(max(sequences, kernel_sequences)),
+        window or 0,
+        kv_cache.shape[2],
+        kv_cache.dtype,
+        stride_unit,
+        is_by_head(k_scale),
+        _rebuilt(latent),
+        capability_of(query.device),
     )
-    kernel: Any = split_kv
-    extra: tuple[torch.Tensor, ...] = ()
-    cache_constants: dict[str, object] = {"CACHE": row}
-    if latent is not None:
-        kernel, extra = latent_split_kv, (latent.up, latent.inv_freq)
-        cache_constants["REBUILT"] = _rebuilt(latent)
+    run = _compile if only_compile else _launch
+    programs = scratch.multiprocessors * fixed.programs_per_multiprocessor
+    partial = (scratch.values, scratch.log_sums, programs, scratch.multiprocessors, sequences)
+    output_strides = output.stride()[:2]
+    extra = () if latent is None else (latent.up, latent.inv_freq)
     run(
-        kernel,
+        fixed.kernel,
         (programs,),
         query,
         kv_cache,
@@ -205,16 +180,12 @@ def decode_attention(
         output,
         *partial,
         scale * LOG2_E,
-        query.stride(0),
-        query.stride(1),
+        *query.stride()[:2],
         block_table.stride(0),
         *(stride // stride_unit for stride in kv_cache.stride()[:3]),
         *output_strides,
         *extra,
-        **constants,
-        **cache_constants,
-        num_warps=tiling.warps,
-        num_stages=tiling.stages,
+        **fixed.options,
     )
     run(
         merge,
@@ -224,11 +195,79 @@ def decode_attention(
         output,
         *partial,
         *output_strides,
-        **constants,
-        VALUE_SIZE=geometry.value_size,
-        WIDTH=triton.next_power_of_2(geometry.value_size),
-        num_warps=1,
-        **({"launch_pdl": True} if overlap else {}),
+        **fixed.merge_options,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Constants:
+    """What launches of one kind have in common."""
+
+    kernel: Any
+    programs_per_multiprocessor: int
+    options: dict[str, Any]
+    merge_options: dict[str, Any]
+
+
+# Cached: in a small batch the GPU waits for the host.
+@functools.cache
+def _constants(
+    geometry: CacheGeometry,
+    max_query_len: int,
+    sequences: int,
+    window: int,
+    block_size: int,
+    cache_dtype: torch.dtype,
+    stride_unit: int,
+    by_head: bool,
+    rebuilt: Rebuilt | None,
+    gpu: tuple[int, int] | None,
+) -> _Constants:
+    latent_group = 0 if rebuilt is None else rebuilt.heads
+    tiling = tiling_of(geometry, max_query_len, cache_dtype.itemsize, latent_group, gpu or HOPPER)
+    group = geometry.query_heads // geometry.value_heads
+    # Whether a kernel may start before the one it depends on has ended.
+    overlap = gpu is not None and gpu >= HOPPER
+    # Two columns of an e4m3 cache are read as one number if keys and values have them in pairs.
+    is_even = geometry.key_size % 2 == geometry.value_size % 2 == 0
+    shared = {
+        "TILES": Tiles(
+            heads=geometry.value_heads,
+            sequences=sequences,
+            tile=tiling.tile,
+            window=window,
+            min_tiles=tiling.min_tiles,
+        ),
+        "QUERIES": Queries(
+            group=group,
+            max_query_len=max_query_len,
+            rows=max(16, triton.next_power_of_2(group * max_query_len)),
+        ),
+        "OVERLAP": overlap,
+    }
+    row = CacheRow(
+        keys_per_value=geometry.key_heads // geometry.value_heads,
+        key_size=geometry.key_size,
+        value_size=geometry.value_size,
+        key_pieces=tiling.key_pieces,
+        value_pieces=tiling.value_pieces,
+        block_size=block_size,
+        stride_unit=stride_unit,
+        paired=cache_dtype == torch.float8_e4m3fn and is_even and stride_unit > 1,
+        by_head=by_head,
+        assembly=gpu is not None,
+    )
+    options = shared | {"CACHE": row, "num_warps": tiling.warps, "num_stages": tiling.stages}
+    merge_options = shared | {
+        "VALUE_SIZE": geometry.value_size,
+        "WIDTH": triton.next_power_of_2(geometry.value_size),
+        "num_warps": 1,
+    }
+    return _Constants(
+        split_kv if rebuilt is None else latent_split_kv,
+        tiling.programs_per_multiprocessor,
+        options if rebuilt is None else options | {"REBUILT": rebuilt},
+        merge_options | ({"launch_pdl": True} if overlap else {}),
     )
 
 
@@ -252,13 +291,9 @@ def _stride_unit(kv_cache: torch.Tensor) -> int:
     return 1
 
 
-def _is_paired(kv_cache: torch.Tensor, geometry: CacheGeometry) -> bool:
-    """Whether the cache is e4m3 and every key and value has its elements in whole pairs."""
-    is_even = geometry.key_size % 2 == geometry.value_size % 2 == 0
-    return kv_cache.dtype == torch.float8_e4m3fn and is_even and _stride_unit(kv_cache) > 1
-
-
-def _rebuilt(latent: LatentKeys) -> Rebuilt:
+def _rebuilt(latent: LatentKeys | None) -> Rebuilt | None:
+    if latent is None:
+        return None
     pairs = latent.inv_freq.shape[-1]
     return Rebuilt(_group_of(latent), pairs, triton.next_power_of_2(pairs))
 
