@@ -113,6 +113,9 @@ def test_a_small_step_is_one_launch_of_the_decode_kernel() -> None:
     assert decode.query_starts.tolist() == [0, 1, 2, 7, 12, 14, 19]
     assert decode.lengths.tolist() == [50, 9, 13, 18, 20, 5]
     assert decode.block_table[:, 0].tolist() == [0, 4, 8, 8, 8, 12]
+    # Another alignment would be another kernel, compiled while a server serves.
+    tensors = decode.query_starts, decode.lengths, decode.block_table
+    assert not any(tensor.data_ptr() % 16 for tensor in tensors)
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,12 @@ def _pieces(
     lengths = past[request] + piece_ends - starts[request]
     if int(lengths.sum()) > limits.piece_keys:
         return None
-    on_host = torch.stack([piece_ends, lengths, request]).int()
-    ends, lengths, request = on_host.to(common.seq_lens.device, non_blocking=True)
+    # One copy to the device, in which rows begin at multiples of 16 bytes: so the kernels that were
+    # compiled ahead expect it.
+    on_host = torch.zeros(3, MAX_PIECES, dtype=torch.int32)
+    on_host[:, : len(request)] = torch.stack([piece_ends, lengths, request])
+    on_device = on_host.to(common.seq_lens.device, non_blocking=True)
+    ends, lengths, request = on_device[:, : len(request)]
     lengths[:decodes] = common.seq_lens[:decodes]
     return DecodeBatch(
         tokens=tokens,
