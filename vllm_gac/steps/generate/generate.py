@@ -9,7 +9,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,39 +213,33 @@ class _Run:
                 new.append(prompt.answered(text))
                 written.tokens += tokens + length
         written.rows += len(new)
+        written.asked += count if self._by_itself else 0
         written.seconds = round(time.monotonic() - begun, 1)
         self._rows.add(new)
         return True
 
     def _usable(
-        self, asked: Iterator[tuple[Prompt | None, int]]
+        self, asked: Iterable[tuple[Prompt, int]]
     ) -> Iterator[tuple[Prompt, int, list[int]]]:
-        """The same with token ids, each counted as asked; what has none is left out."""
+        """The same with token ids; what has none is left out."""
         for prompt, tokens in asked:
-            self._rows.written.asked += 1
+            self._rows.written.asked += not self._by_itself
             try:
-                if prompt:
-                    yield prompt, tokens, prompt.ids(self._tokenizer)
+                yield prompt, tokens, prompt.ids(self._tokenizer)
             except CheckpointError as e:
                 self.refusal = self.refusal or e
                 self._leave_out(_NO_PROMPT)
 
-    def _asked(self, engine: InProcessEngine, count: int) -> Iterator[tuple[Prompt | None, int]]:
-        """Prompts, and how many tokens of each the model wrote: `count`, or all that are given.
-
-        None: what it wrote is left out.
-        """
+    def _asked(self, engine: InProcessEngine, count: int) -> Iterable[tuple[Prompt, int]]:
+        """Prompts, and how many tokens of each the model wrote: `count`, or all that are given."""
         if not self._by_itself:
             return ((prompt, 0) for prompt in self._given)
         if not self._tokenizer.has_template:
-            return itertools.repeat((Prompt.of_words("", chat=False), 0), count)
+            return [(Prompt.of_words("", chat=False), 0)] * count
         before, end = self._tokenizer.user_turn()
         ids = self._tokenizer.ids(before, begins=False).tolist()
         turns = map(self._kept, engine.generate([ids] * count, **self._sampling, stop=[end]))
-        return (
-            (Prompt.of_words(words, chat=True) if words else None, length)
-            for words, length in turns
-        )
+        return [(Prompt.of_words(words, chat=True), length) for words, length in turns if words]
 
     def _kept(self, output: Any, *, may_be_cut: bool = False) -> tuple[str, int]:
         """The text of an output and its tokens; no text if it is left out."""
