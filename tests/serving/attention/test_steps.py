@@ -19,7 +19,8 @@ from vllm_gac.serving.attention.step import StepLimits
 
 def builder(scratch: str) -> Any:
     made = object.__new__(GacBuilder)
-    vars(made).update(limits=StepLimits(1, 4096), scratch=scratch)  # each has its own
+    # Another object in each builder.
+    vars(made).update(limits=StepLimits(1, 4096), scratch=scratch)
     return made
 
 
@@ -118,6 +119,13 @@ def test_a_small_step_is_one_launch_of_the_decode_kernel() -> None:
     assert not any(tensor.data_ptr() % 16 for tensor in tensors)
 
 
+def test_a_request_without_query_tokens_keeps_its_place() -> None:
+    decode = steps.step_of(step([0, 1, 12], [0, 9, 20]), PIECES).decode
+    assert decode.query_starts.tolist() == [0, 0, 1, 6, 11, 13]
+    assert decode.lengths.tolist() == [0, 9, 13, 18, 20]
+    assert decode.block_table[:, 0].tolist() == [0, 4, 8, 8, 8]
+
+
 @pytest.mark.parametrize(
     ("queries", "contexts", "limits"),
     [
@@ -144,10 +152,13 @@ def test_a_step_whose_lengths_the_host_does_not_know_is_not() -> None:
         ([(12, 2, False), (12, 1, False)], (5, 1 << 17)),  # 60 rows of the second
         ([(12, 2, True), (12, 1, True)], (2, 1 << 17)),
         ([(64, 1, False)], (0, 0)),
+        ([(32, 8, False, 256)], (8, 1 << 15)),
+        ([(16, 2, False, 256)], (4, 1 << 17)),  # results of 32 rows take what registers there are
+        ([(16, 2, False, 192)], (4, 1 << 17)),  # five tokens would have the registers of eight
     ],
 )
 def test_pieces_fit_all_layers(
-    heads: list[tuple[int, int, bool]], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    heads: list[tuple[Any, ...]], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impl = SimpleNamespace(cached_dtype=lambda layer: torch.float8_e4m3fn)
     latent = LatentKeys(torch.empty(1, 128, 64), torch.empty(1, 64))
@@ -155,11 +166,11 @@ def test_pieces_fit_all_layers(
         (
             SimpleNamespace(impl=impl),
             SimpleNamespace(
-                geometry=CacheGeometry(query, 128, value, 64, value, 128),
+                geometry=CacheGeometry(query, 128, value, 64, value, *(size or [128])),
                 latent=latent if is_latent else None,
             ),
         )
-        for query, value, is_latent in heads
+        for query, value, is_latent, *size in heads
     ]
     monkeypatch.setattr(gpu_backend, "prefill_layers", lambda config: iter(layers))
     monkeypatch.setattr(gpu_backend, "max_gathered_tokens", lambda *_: 7)

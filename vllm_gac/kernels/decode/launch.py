@@ -143,8 +143,8 @@ def decode_attention(
             must be contiguous and have the dtype of the queries.
         k_scale, v_scale: fp32, one element each, or one for each key head and for each value head.
             An fp8 cache holds key / k_scale and value / v_scale.
-        kernel_sequences: take the kernels for at least so many sequences, so that one is compiled
-            for all numbers up to this.
+        kernel_sequences: the kernels are those for so many sequences, or more if there are more.
+            Kernels differ by powers of four; with this, one kernel serves all numbers up to it.
         only_compile: compile the kernels for these arguments, but launch nothing. Of the sizes that
             differ between launches, only the number of sequences matters then.
     """

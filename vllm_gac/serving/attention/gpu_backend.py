@@ -1,9 +1,8 @@
 """Attention backend GAC: serves any layout on a CUDA GPU, and decodes in full CUDA graphs.
 
-Decoding requests come first in a batch and run on our kernel. The other requests run on a prefill
-kernel (attention/prefill.py).
-
-Builders differ only in the scratch of the decode kernel; they share the batch (attention/step.py).
+Decoding requests come first in a batch and run on our decode kernel, the others on a prefill kernel
+or, in small steps, on the decode kernel, too (attention/step.py). vLLM makes a builder for every
+class of heads; they share the batch and the scratch.
 """
 
 import functools
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from triton import next_power_of_2
 from vllm.config import VllmConfig, get_current_vllm_config, get_layers_from_vllm_config
 from vllm.config.cache import CacheDType
 from vllm.model_executor.layers.attention import Attention
@@ -50,11 +50,12 @@ from vllm_gac.serving.config.engine_options import (
     check_gac_on_dense,
 )
 
-# Query heads of a value head x tokens of a piece of a prompt (attention/step.py): with more rows,
-# the decode kernels run out of registers. Those for latent keys need more for each.
-_PIECE_ROWS, _LATENT_PIECE_ROWS = 64, 32
-# Value heads x cached tokens that the pieces of a small step attend to: some 30 us of an H200 for a
-# layer, which the host spends on the launches of prefill anyway.
+# Rows of a piece of a prompt (attention/step.py), query heads of a value head x tokens, and that x
+# numbers of a value: with more, the decode kernels spill thousands of registers. Kernels round rows
+# up to a power of two. Latent keys take registers, too.
+_PIECE_ROWS, _LATENT_PIECE_ROWS, _PIECE_VALUES = 64, 32, 64 * 128
+# Value heads x cached tokens that a small step attends to: some 30 us of an H200 for a layer, which
+# the host spends on the launches of prefill anyway.
 _PIECE_KEYS = 1 << 18
 
 
@@ -121,6 +122,7 @@ def step_limits(vllm_config: VllmConfig, decode_query: int, device: torch.device
     for _, prefill in layers:
         heads = prefill.geometry
         rows = _PIECE_ROWS if prefill.latent is None else _LATENT_PIECE_ROWS
+        rows = min(rows, next_power_of_2(_PIECE_VALUES // heads.value_size + 1) // 2)
         piece = min(piece, rows * heads.value_heads // heads.query_heads)
         most_heads = max(most_heads, heads.value_heads)
     fits = all(
@@ -135,12 +137,18 @@ def step_limits(vllm_config: VllmConfig, decode_query: int, device: torch.device
 def _shared_scratch(
     vllm_config: VllmConfig, limits: StepLimits, device: torch.device
 ) -> DecodeScratch:
-    """Scratch for every layer: they run one after the other. The first layer keeps it."""
+    """Scratch for every layer: they run one after the other.
+
+    The first layer keeps it, because builders do not know each other.
+    """
     impls = [layer.impl for layer, _ in prefill_layers(vllm_config)]
-    most = max(limits.decode_query, limits.piece)
     if impls[0].scratch is None:
         kinds = {(impl.geometry, impl.latent is None): impl for impl in impls}
-        each = (decode_scratch(i.geometry, most, device, i.latent) for i in kinds.values())
+        each = (
+            decode_scratch(impl.geometry, queries, device, impl.latent)
+            for impl in kinds.values()
+            for queries in {limits.decode_query, limits.piece or 1}
+        )
         impls[0].scratch = functools.reduce(larger_scratch, each)
     scratch: DecodeScratch = impls[0].scratch
     return scratch

@@ -3,8 +3,9 @@
 Decoding requests come first in a batch and run on our decode kernel. The other requests run on a
 prefill kernel (attention/prefill.py), unless the step is small: then the GPU waits for the host,
 and the decode kernel takes all requests at once, in one launch. It takes few query tokens of a
-sequence, so a prompt counts as several sequences there: each piece of a few tokens attends to what
-comes before it, which is cached already.
+sequence, so a prompt counts as several sequences there, its pieces. A piece attends to its own
+tokens and to what comes before them. All of these are in the cache: a step caches its tokens before
+it attends. So prompts of small steps read an fp8 cache, as decoding requests do.
 
 vLLM makes one builder of metadata for every class of heads and calls each of them in every step.
 The first one builds the batch for all.
@@ -34,9 +35,9 @@ class StepLimits:
     """What the model's layers have in common; all builders have the same.
 
     Of a request that counts as decoding, there are at most `decode_query` query tokens.
-    `gathered_tokens` is as `max_gathered_tokens` for `prefill_batch`. A small step has pieces of at
-    most `piece` tokens, 0 if there is none, which attend to at most `piece_keys` cached tokens in
-    all.
+    `gathered_tokens` is as `max_gathered_tokens` for `prefill_batch`. In a small step, pieces have
+    at most `piece` tokens, and the contexts of pieces and decoding requests add up to `piece_keys`
+    tokens at most. No step is small if `piece` is 0.
     """
 
     decode_query: int
@@ -47,11 +48,11 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """The sequences that one launch of the decode kernel serves, the first of the step.
+    """What the decode kernel serves: all pieces of a small step, else the decoding requests.
 
-    They have `tokens` query tokens, of a sequence at most `max_query`. query_starts int32
-    [sequences + 1], lengths int32 [sequences] (context lengths) and block_table int32 [sequences,
-    blocks] are as for decode_attention. The kernel is one for `kernel_sequences` or more.
+    They are the first `tokens` rows of the step, of a sequence at most `max_query`. query_starts
+    int32 [sequences + 1], lengths int32 [sequences] (up to the end of a piece), block_table int32
+    [sequences, blocks] and `kernel_sequences` are as for decode_attention.
     """
 
     tokens: int
@@ -134,30 +135,33 @@ def _pieces(
     most = requests + ceil_div(tokens, max(1, limits.piece))
     if not limits.piece or limits.decode_query > 1 or bounds is None or most > MAX_PIECES:
         return None
-    starts = common.query_start_loc_cpu[: requests + 1].long()
-    queries = starts.diff()
-    past = bounds[:requests] - queries
-    pieces = (queries + limits.piece - 1) // limits.piece
-    request = torch.repeat_interleave(pieces)
-    first = pieces.cumsum(0) - pieces
-    skipped = (torch.arange(len(request)) - first[request]) * limits.piece
-    piece_starts = starts[request] + skipped
-    piece_ends = torch.minimum(piece_starts + limits.piece, starts[request + 1])
-    lengths = past[request] + piece_ends - starts[request]
-    if int(lengths.sum()) > limits.piece_keys:
+    contexts = bounds[:requests].tolist()
+    if sum(contexts) > limits.piece_keys:
+        return None
+    starts = common.query_start_loc_cpu[: requests + 1].tolist()
+    ends: list[int] = []
+    lengths: list[int] = []
+    owners: list[int] = []  # the request of each piece
+    for request, context in enumerate(contexts):
+        start, end = starts[request : request + 2]
+        cuts = [*range(start + limits.piece, end, limits.piece), end]
+        ends += cuts
+        lengths += [context - end + cut for cut in cuts]
+        owners += [request] * len(cuts)
+    if sum(lengths) > limits.piece_keys:
         return None
     # One copy to the device, in which rows begin at multiples of 16 bytes: so the kernels that were
     # compiled ahead expect it.
     on_host = torch.zeros(3, MAX_PIECES, dtype=torch.int32)
-    on_host[:, : len(request)] = torch.stack([piece_ends, lengths, request])
+    on_host[:, : len(ends)] = torch.tensor([ends, lengths, owners])
     on_device = on_host.to(common.seq_lens.device, non_blocking=True)
-    ends, lengths, request = on_device[:, : len(request)]
-    lengths[:decodes] = common.seq_lens[:decodes]
+    piece_ends, piece_lengths, piece_owners = on_device[:, : len(ends)]
+    piece_lengths[:decodes] = common.seq_lens[:decodes]
     return DecodeBatch(
         tokens=tokens,
-        query_starts=torch.nn.functional.pad(ends, (1, 0)),
-        lengths=lengths,
-        block_table=common.block_table_tensor.index_select(0, request),
+        query_starts=torch.nn.functional.pad(piece_ends, (1, 0)),
+        lengths=piece_lengths,
+        block_table=common.block_table_tensor.index_select(0, piece_owners),
         max_query=limits.piece,
         kernel_sequences=MAX_PIECES,
     )
