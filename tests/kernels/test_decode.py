@@ -176,9 +176,12 @@ def decode(batch: Batch, *, only_compile: bool = False) -> torch.Tensor:
     return output
 
 
-def relative_error(batch: Batch) -> float:
-    """The kernel's error on `batch`. It is NaN if the kernel wrote too few or too many rows."""
-    output, geometry = decode(batch), batch.geometry
+def relative_error(batch: Batch, launched: Batch | None = None) -> float:
+    """The kernel's error on `batch`. It is NaN if the kernel wrote too few or too many rows.
+
+    `launched` is the same batch as the kernel gets it.
+    """
+    output, geometry = decode(launched or batch), batch.geometry
     tokens = int(batch.query_start_loc[-1])
     expected = torch.zeros(output.shape, device=output.device)
     paged_attention(
