@@ -2,11 +2,13 @@
 
     NEEDS= PARTS=0 END=480 GPUS=1 EACH=12 PATIENCE=3.5 OMP_NUM_THREADS=1 lease.sh gpu_test_jobs 100
 
-The first call of several. Each test function is a job, and all of a GPU run side by side: their
-engines take a fixed number of bytes for their caches, so one may start while others free memory.
+The first call of several. TESTS are names of test files, if not all. Each test function is a job,
+and all of a GPU run side by side: their engines take a fixed number of bytes for their caches, so
+one may start while others free memory.
 """
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,11 @@ _COMMAND = (
 )
 
 
-def gpu_tests(name: str = "*") -> list[dict[str, Any]]:
-    """The jobs of test_NAME.py, those with engines first, since they take longest."""
+def gpu_tests(names: str) -> list[dict[str, Any]]:
+    """The jobs of test_NAME.py for each of `names`, those with engines first: they take longest."""
     jobs: list[dict[str, Any]] = []
-    paths = Path("tests").rglob(f"test_{name}.py")
-    for path in sorted(paths, key=lambda path: "serving" not in path.parts):
+    paths = {path for name in names.split() for path in Path("tests").rglob(f"test_{name}.py")}
+    for path in sorted(paths, key=lambda path: ("serving" not in path.parts, path)):
         for function in _FUNCTION.findall(path.read_text()):
             command = _COMMAND.format(name=f"{path.stem}{len(jobs)}", path=path, function=function)
             jobs.append(job(f"{path.stem}-{function}", command, 120))
@@ -32,4 +34,4 @@ def gpu_tests(name: str = "*") -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(gpu_tests(), indent=1))
+    print(json.dumps(gpu_tests(os.environ.get("TESTS", "*")), indent=1))

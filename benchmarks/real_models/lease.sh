@@ -16,7 +16,7 @@
 #   ROWS: rows, with ; between them. HEAL: seconds and the learning rate of healing, 600:2e-5, for
 #   each of the first of them. HEAL_KINDS: of text: answers, code, exercises. EXERCISES: how many the
 #   model is to write. MORE_EXERCISES: so many others to heal on.
-#   TESTS: names of test files whose GPU tests come last.
+#   TESTS: names of test files whose GPU tests run, too.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE,
 #   and more options in CALIBRATE, INT4.
 set -euo pipefail

@@ -215,7 +215,7 @@ def _speed(name: str, rows: Sequence[str], expected: float) -> dict[str, Any]:
 
 def _gpu_tests(row: str) -> list[dict[str, Any]]:
     """Those of TESTS, once a row has been healed: until then other jobs take every place."""
-    jobs = [each for name in os.environ.get("TESTS", "").split() for each in gpu_tests(name)]
+    jobs = gpu_tests(os.environ.get("TESTS", ""))
     return [each | {"after": [_made(f"{row}{HEALED}")]} for each in jobs]
 
 
