@@ -5,17 +5,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from vllm_gac.checkpoint import atomic_files
 from vllm_gac.errors import CheckpointError
-
-
-def full(*_: Any, **__: Any) -> Any:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
 
 STEPS: dict[str, tuple[Any, str]] = {
     "creating": (Path, "touch"),
@@ -36,6 +32,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(
 ) -> None:
     path = tmp_path / "file"
     path.write_text("old")
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr(*STEPS[step], full)
     with pytest.raises(CheckpointError, match=f"{tmp_path / 'file'}: .*No space left"):
         WRITES[kind](path)

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -126,9 +127,7 @@ def test_a_missing_gpu_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_an_interrupt_exits_with_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(directory: Path, **options: object) -> None:
-        raise KeyboardInterrupt
-
+    interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("vllm_gac.steps.inspect.inspect", interrupted)
     assert main(["inspect", "model"]) == 130
     assert capsys.readouterr() == ("", "vllm-gac: interrupted\n")

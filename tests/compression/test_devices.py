@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,11 +23,6 @@ from vllm_gac.compression.statistics_file import open_statistics
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
-
-
-@pytest.fixture
-def dense(tmp_path: Path) -> Path:
-    return dense_models.write(tmp_path / "dense", dense_models.config())
 
 
 def test_the_gpu_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,12 +48,12 @@ def test_a_gpu_is_asked_for_deterministic_products_before_its_first_one(
 
 
 def test_out_of_memory_is_a_one_line_error(
-    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(*args: object, **options: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
-
-    monkeypatch.setattr("vllm_gac.steps.evaluate.perplexity.evaluate", full)
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
+    function = "vllm_gac.steps.evaluate.perplexity.evaluate"
+    monkeypatch.setattr(function, Mock(side_effect=full))
+    dense = dense_models.write(tmp_path / "dense", dense_models.config())
     text = dense_models.write_text(tmp_path / "text.txt")
     said = error(capsys, "evaluate", dense, "--text", text, "--device", "cpu")
     assert said.startswith("the GPU's memory is full (CUDA out of memory); free some of it, give")

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -162,11 +163,8 @@ def test_a_place_that_it_cannot_write_to_is_refused_before_measuring(
 def test_interrupted_it_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     out = tmp_path / "profile.json"
-    monkeypatch.setattr(profile, "measure_decode", interrupt)
+    monkeypatch.setattr(profile, "measure_decode", Mock(side_effect=KeyboardInterrupt))
     assert main(["profile", "--quiet", "--out", str(out)]) == 130
     assert capsys.readouterr().err == "vllm-gac: interrupted; nothing was written\n"
     assert list(tmp_path.iterdir()) == []
@@ -183,12 +181,8 @@ def test_an_old_profile_is_completed_and_a_part_that_is_there_stays(
     old = without_fp8(H200).model_copy(update=changes)
     write_profile(out, old)
     command = ("profile", "--quiet", "--resume", "--out", out)
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(profile, "measure_decode", interrupt)
+        patch.setattr(profile, "measure_decode", Mock(side_effect=KeyboardInterrupt))
         assert main([*map(str, command)]) == 130
     assert capsys.readouterr().err == "vllm-gac: interrupted; the same command goes on from here\n"
     partial = json.loads(out.read_text())
@@ -218,10 +212,7 @@ def test_out_of_memory_cases_are_tried_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, tried = tmp_path / "profile.json", list[list[decode.DecodePlan]]()
-
-    def too_small(plan: decode.DecodePlan) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
+    too_small = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     monkeypatch.setattr(decode.DecodePlan, "decode_batch", too_small)
     monkeypatch.setattr(low_rank, "is_hopper", lambda device: False)
     monkeypatch.setattr(profile, "compile_kernels", lambda kernels, tick: tried.append(kernels))
@@ -255,10 +246,8 @@ def test_nothing_is_replaced_and_only_a_profile_of_the_same_gpu_is_completed(
 def test_too_little_memory_is_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(size: int) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(gemms, "random_tensor", refuse)
+    too_small = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+    monkeypatch.setattr(gemms, "random_tensor", too_small)
     message = error(capsys, "profile", "--quiet", "--out", tmp_path / "profile.json")
     assert message.startswith("Made Up 100: 1.0 of 8.0 GiB of memory are free, too little")
 

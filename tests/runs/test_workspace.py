@@ -2,10 +2,12 @@
 
 import errno
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -125,22 +127,14 @@ def test_files_that_cannot_be_renamed_are_copied(
     assert {path.name for path in out.iterdir()} == {SHARD}
 
 
-def no_renames(path: Path, target: Path) -> Path:
-    raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-
-def no_locks(*arguments: object) -> None:
-    raise OSError(errno.ENOSYS, "Function not implemented")
-
-
 @pytest.mark.parametrize(
-    ("function", "fails"), [("pathlib.Path.rename", no_renames), ("fcntl.flock", no_locks)]
+    ("function", "error"), [("pathlib.Path.rename", errno.EXDEV), ("fcntl.flock", errno.ENOSYS)]
 )
 def test_a_file_system_that_cannot_take_the_output_is_refused_before_any_work(
-    function: str, fails: object, out: Path, monkeypatch: pytest.MonkeyPatch
+    function: str, error: int, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(function, fails)
+        patch.setattr(function, Mock(side_effect=OSError(error, os.strerror(error))))
         with pytest.raises(DiskError, match=str(out.parent)):
             run(out, fail_with(AssertionError("began")))
     run(out)
@@ -213,14 +207,11 @@ def test_a_directory_that_another_run_made_is_not_taken_for_ours(out: Path) -> N
 def test_statistics_that_were_renamed_take_their_leftovers_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(directory: Path) -> None:
-        raise KeyboardInterrupt
-
     given = write(tmp_path / "dense", config()), [write_text(tmp_path / "text")], tmp_path / "stats"
     request = CalibrateRequest(methods=["heads"], max_tokens=256)
     with monkeypatch.context() as patch:
         patch.setattr("vllm_gac.compression.passes._KEEP_SECONDS", 0)
-        patch.setattr("vllm_gac.runs.workspace._remove", stop)
+        patch.setattr("vllm_gac.runs.workspace._remove", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             calibrate(*given, request, progress=False)
     assert list(tmp_path.glob("stats.partial/hidden-*"))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from packaging.requirements import Requirement
@@ -89,10 +90,7 @@ def test_a_failed_step_is_logged_and_raised_when_a_gac_model_is_requested(
     failures: dict[str, str] = {}
     monkeypatch.setattr(plugin, "registration_failures", failures)
     monkeypatch.setattr(registration, "registration_failures", failures)
-
-    def broken() -> None:
-        raise ImportError("no such registry")
-
+    broken = Mock(side_effect=ImportError("no such registry"))
     with caplog.at_level("ERROR", logger=plugin.logger.name):
         monkeypatch.setattr(plugin.logger, "propagate", True)
         plugin._guarded("vllm.some.registry", broken)()

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -86,12 +87,9 @@ def test_two_runs_at_once_and_one_that_was_forgotten_are_refused(
 def test_a_run_that_is_done_or_was_stopped_in_its_last_moment_is_finished(
     stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(directory: Path) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
         if stopped:
-            patch.setattr("vllm_gac.runs.workspace._remove", stop)
+            patch.setattr("vllm_gac.runs.workspace._remove", Mock(side_effect=KeyboardInterrupt))
         with output(tmp_path).run(RECORD) as run:
             write_model(run.model, config())
     assert (tmp_path / "out.partial").exists() == stopped
