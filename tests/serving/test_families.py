@@ -57,18 +57,24 @@ FAMILY: dict[str, dict[str, Any]] = {
 KEY_FORM = {"qwen3": "rotary", "qwen3 with yarn": "latent", "qwen3_moe": "latent"}
 
 
+def dense_config(name: str) -> dict[str, Any]:
+    """The config.json of the dense model of this name in FAMILY."""
+    family = name.split()[0]
+    return config(
+        model_type=family,
+        architectures=[FAMILIES[family].architecture],
+        hidden_size=128,
+        vocab_size=4096,
+        max_position_embeddings=512,
+        **FAMILY[name],
+    )
+
+
 @pytest.mark.slow
 def test_logprobs_match_transformers_and_the_reference(tmp_path: Path) -> None:
     text, dense, small = write_text(tmp_path / "text.txt"), {}, {}
-    for name, changes in FAMILY.items():
-        raw = config(
-            model_type=name.split()[0],
-            architectures=[FAMILIES[name.split()[0]].architecture],
-            hidden_size=128,
-            vocab_size=4096,
-            max_position_embeddings=512,
-            **changes,
-        )
+    for name in FAMILY:
+        raw = dense_config(name)
         dense[name] = raw, write(tmp_path / name / "dense", raw)
         small[name] = tmp_path / name / "compressed"
         request = PlanRequest(param_ratio=0.9, kv_ratio=0.6, key_form=KEY_FORM.get(name, "auto"))

@@ -16,12 +16,11 @@ from tests.serving.engines import (
     each_in_engine_process,
     in_engine_process,
 )
-from tests.serving.test_families import FAMILY
+from tests.serving.test_families import FAMILY, dense_config
 from tests.serving.test_fp8_linear import distance, scored
-from tests.support.dense_models import config, write
+from tests.support.dense_models import write
 from tests.support.stored_models import logits_of
 from vllm_gac import demo
-from vllm_gac.layout.families import FAMILIES
 
 OURS, GAC = "GacDecoderLayer", {"attention_backend": "GAC"}
 
@@ -50,33 +49,20 @@ def _agree(models: Sequence[Path], ranks: int = 1, **env: str) -> None:
         assert_agrees(answered, partial(logits_of, model), model)
 
 
-def _written(directory: Path, name: str) -> Path:
-    family = name.split()[0]
-    raw = config(
-        model_type=family,
-        architectures=[FAMILIES[family].architecture],
-        hidden_size=128,
-        vocab_size=4096,
-        max_position_embeddings=512,
-        **FAMILY[name],
-    )
-    return write(directory / name, raw)
-
-
 @pytest.mark.slow
 def test_dense_models_of_every_family_match_the_reference(tmp_path: Path) -> None:
-    _agree([_written(tmp_path, name) for name in FAMILY])
+    _agree([write(tmp_path / name, dense_config(name)) for name in FAMILY])
 
 
 @pytest.mark.slow
 def test_more_ranks_than_kv_heads_match_the_reference(tmp_path: Path) -> None:
-    _agree([_written(tmp_path, "qwen2")], ranks=2, **CPU_RANKS)
+    _agree([write(tmp_path / "qwen2", dense_config("qwen2"))], ranks=2, **CPU_RANKS)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["demo", "qwen2"])  # the other has biases
 def test_fp8_is_as_accurate_as_by_vllms_layers(name: str, tmp_path: Path) -> None:
-    model = str(demo.MODEL if name == "demo" else _written(tmp_path, name))
+    model = str(demo.MODEL if name == "demo" else write(tmp_path / name, dense_config(name)))
     quantized = {"quantization": "fp8_per_tensor"}
     stock = GPU_OPTIONS | {"load_format": "auto"}
     exact, theirs, ours = (
