@@ -5,6 +5,7 @@ runs are valid.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 from collections import Counter
@@ -81,11 +82,22 @@ class Report:
 
     @property
     def fairness(self) -> str:
-        """What makes the servers of `ab` comparable; empty if it started not all of them."""
+        """What makes the servers of one `ab` comparable; empty if it started not all of them."""
         how = {run.info.get("side_by_side") for run in self.runs}
         if not self.comparisons or len(how) > 1 or None in how:
             return ""
-        return _SIDE_BY_SIDE if True in how else _IN_TURN
+        if True in how:
+            return _SIDE_BY_SIDE
+        # Those of several `ab`, side by side, did not run one after the other.
+        return "" if self._overlap() else _IN_TURN
+
+    def _overlap(self) -> bool:
+        """Whether a run began before another had ended."""
+        spans = sorted(
+            (run.info["start_at"], run.info["start_at"] + (run.info.get("window") or [0, 0])[1])
+            for run in self.runs
+        )
+        return any(end > begin for (_, end), (begin, _) in itertools.pairwise(spans))
 
     @property
     def valid(self) -> bool:

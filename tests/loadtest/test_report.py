@@ -56,9 +56,14 @@ def test_the_page_says_what_makes_it_fair(
     mixed = build_report(read, ReportOptions(baseline="dense"))
     assert mixed.fairness == ""
     read[-1].info["side_by_side"] = how
+    for turn, run in enumerate(read):
+        run.info.update(start_at=1000.0 * turn, window=[15, 175])
     report = build_report(read, ReportOptions(baseline="dense"))
     assert said in report.fairness
     assert bool(said) == bool(report.fairness)
+    read[-1].info["start_at"] = read[0].info["start_at"] + 1
+    at_once = build_report(read, ReportOptions(baseline="dense"))
+    assert at_once.fairness == ("" if how is False else report.fairness)
 
 
 def test_a_server_that_answers_nothing_has_a_report(tmp_path: Path) -> None:
