@@ -129,17 +129,17 @@ def _read(
         name, _, data = line.rstrip(b"\r\n").partition(b":")
         if len(line) == _MAX_EVENT:
             raise LoadTestError(f"a server-sent event of more than {_MAX_EVENT} bytes")
-        if name != b"data":
-            continue  # a blank line, a comment or another field
         now, event = clock(), data.removeprefix(b" ")
-        if event == b"[DONE]":
+        if name == b"data" and event == b"[DONE]":
             _count_empty(empty, record)
             if not record.tokens and record.error is None:
                 record.error = "the stream ended without a token"
             return
-        _take(event, now, record, empty)
-        if record.error is not None:
-            return
+        if name == b"data":
+            _take(event, now, record, empty)
+            if record.error is not None:
+                return
+        # Also after a line without data: a server may send only comments, to keep the connection.
         if now > deadline:
             raise TimeoutError
         sock.settimeout(max(min(timeout, deadline - now), 0.001))

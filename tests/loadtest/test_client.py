@@ -91,8 +91,9 @@ def test_an_event_is_stamped_before_the_next_one_is_sent() -> None:
         assert stamped.acquire(timeout=PATIENCE)  # the moment of sending
         for _ in range(50):
             connection.sendall(TOKEN)
-            if not stamped.acquire(timeout=PATIENCE):
-                return  # breaks the stream off, which fails the test
+            for _ in range(TOKEN.count(b"\n")):  # the clock is read for each line
+                if not stamped.acquire(timeout=PATIENCE):
+                    return  # breaks the stream off, which fails the test
         connection.sendall(DONE)
 
     with scripted(play) as url:
@@ -163,6 +164,13 @@ def test_the_end_of_the_run_ends_a_request(token_at: float) -> None:
         record = ask(url, timeout=2 * PATIENCE, clock=lambda: next(moments), deadline=1000.0)
     assert record.error == "unfinished when the run ended"
     assert record.tokens == [token_at]
+
+
+def test_the_end_of_the_run_ends_a_request_that_gets_only_comments() -> None:
+    moments = itertools.count(0.0, 100.0)
+    with scripted(STREAM + b": ping\n\n" * 20) as url:
+        record = ask(url, clock=lambda: next(moments), deadline=1000.0)
+    assert record.error == "unfinished when the run ended"
 
 
 def test_silence_ends_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
