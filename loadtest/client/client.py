@@ -156,16 +156,22 @@ def _take(event: bytes, now: float, record: Record, empty: list[tuple[int, float
             record.error = f"error in the stream: {json.dumps(content['error'])}"[:300]
             return
         if usage := content.get("usage"):
-            record.prompt_tokens = usage["prompt_tokens"]
-            record.completion_tokens = usage["completion_tokens"]
+            record.prompt_tokens = _count(usage["prompt_tokens"])
+            record.completion_tokens = _count(usage["completion_tokens"])
         for choice in content.get("choices") or ():
-            record.finish_reason = choice.get("finish_reason") or record.finish_reason
+            if isinstance(reason := choice.get("finish_reason"), str) and reason:
+                record.finish_reason = reason
             if _has_text(choice):
                 record.tokens.append(now)
             elif _may_be_a_token(choice):
                 empty.append((len(record.tokens), now))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         record.error = f"not a completion chunk: {event[:200].decode(errors='replace')}"
+
+
+def _count(tokens: object) -> int | None:
+    """The server's count, unless it is of a type that no record may have, such as "3" or 3.0."""
+    return tokens if type(tokens) is int else None
 
 
 def _has_text(choice: dict[str, Any]) -> bool:

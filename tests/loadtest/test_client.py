@@ -20,7 +20,7 @@ from loadtest.client.client import check_bodies, request_body, send
 from loadtest.errors import LoadTestError
 from loadtest.mock_server import Asked, Mock, Timing
 from loadtest.runs.access import request_headers
-from loadtest.runs.records import Record, is_the_clients
+from loadtest.runs.records import Record, is_the_clients, read_records, write_records
 from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 from tests.loadtest.servers import DONE, STREAM, TOKEN, mock, scripted
@@ -118,6 +118,7 @@ def test_an_event_is_stamped_before_the_next_one_is_sent() -> None:
             STREAM + b'data: {"choices": [], "usage": {"prompt_tokens": 1}}\n\n',
             "not a completion chunk",
         ),
+        (STREAM + b"data: " + b"[" * 100_000 + b"\n\n", "not a completion chunk"),
         (STREAM + b"data: " + b"x" * (8 << 20), "a server-sent event of more than"),
         (b"nonsense\r\n\r\n", "BadStatusLine"),
         (b"", "RemoteDisconnected"),
@@ -208,6 +209,18 @@ def test_empty_text_is_a_token_if_the_server_counts_it(counted: int | None, expe
     assert len(record.tokens) == expected
     assert record.tokens == sorted(record.tokens)
     assert record.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("count", ["3", 3.0, True, {}])
+def test_what_no_record_may_have_is_not_taken(count: object, tmp_path: Path) -> None:
+    usage = {"prompt_tokens": count, "completion_tokens": count}
+    choice = {"text": "a", "finish_reason": {"type": "stop"}}
+    last = b"data: " + json.dumps({"choices": [choice], "usage": usage}).encode() + b"\n\n"
+    record = answered_with(STREAM, TOKEN, last, DONE)
+    assert (record.error, len(record.tokens)) == (None, 2)
+    assert (record.prompt_tokens, record.completion_tokens, record.finish_reason) == (None,) * 3
+    write_records([record], tmp_path / "records.0.jsonl")
+    assert read_records([tmp_path / "records.0.jsonl"])[0].tokens
 
 
 def test_a_socket_that_the_client_lacks_is_its_own_fault(monkeypatch: pytest.MonkeyPatch) -> None:
