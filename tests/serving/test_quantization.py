@@ -565,6 +565,12 @@ def test_unsupported_cache_schemes_are_refused(
         GacConfigHook.verify_and_update_model_config(model_config)
 
 
+def test_a_cache_scheme_that_is_no_object_is_refused() -> None:
+    hf_config: Any = SimpleNamespace(quantization_config={"kv_cache_scheme": "fp8"})
+    with pytest.raises(CheckpointError, match=r"kv_cache_scheme.*'fp8'"):
+        check_cache_scheme(hf_config)
+
+
 @pytest.mark.parametrize(
     ("stored", "expected"), [([1, 2, 3, 4], [3, 4]), ([1, 8, 2, 7, 3, 6, 5, 4], [6, 5])]
 )

@@ -137,6 +137,12 @@ def test_unsupported_connectors_are_refused_with_an_alternative(
     assert all(each in str(error.value) for each in shown)
 
 
+@pytest.mark.parametrize("connectors", [["NixlConnector"], None, {"kv_connector": "x"}])
+def test_connectors_that_are_no_list_of_objects_are_refused(connectors: Any) -> None:
+    with pytest.raises(CheckpointError, match="connectors: expected a list"):
+        check_kv_transfer(config("MultiConnector", connectors=connectors), MIXED)
+
+
 def test_a_connector_of_another_module_is_refused() -> None:
     external = config("ExampleConnector")
     external.kv_transfer_config.kv_connector_module_path = "mine.connectors"

@@ -78,7 +78,13 @@ def _within(connector: str, extra_config: dict[str, Any], module: str | None) ->
     if module or connector != "MultiConnector":
         yield f"{module}.{connector}" if module else connector
         return
-    for child in extra_config.get("connectors", []):
+    children = extra_config.get("connectors", [])
+    if not isinstance(children, list) or not all(isinstance(child, dict) for child in children):
+        raise CheckpointError(
+            "--kv-transfer-config: MultiConnector: connectors: expected a list of objects, each "
+            "with a kv_connector"
+        )
+    for child in children:
         child_config = child.get("kv_connector_extra_config") or {}
         child_module = child.get("kv_connector_module_path")
         yield from _within(child.get("kv_connector") or "", child_config, child_module)

@@ -80,7 +80,12 @@ def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str
 def check_cache_scheme(hf_config: "PreTrainedConfig") -> None:
     """Raise CheckpointError if the config gives the KV cache scales that no gac layer has."""
     packed = quantization_section(hf_config) or {}
-    strategy = _strategy(packed.get("kv_cache_scheme"))
+    scheme = packed.get("kv_cache_scheme")
+    if not isinstance(scheme, Mapping | None):
+        raise CheckpointError(
+            f"config.json: quantization_config.kv_cache_scheme: expected an object, got {scheme!r}"
+        )
+    strategy = _strategy(scheme)
     served = [_ONE_SCALE]
     if packed.get("quant_method") == _BY_COMPRESSOR:
         served.append(_SCALES_BY_HEAD)
