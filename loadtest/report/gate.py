@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from loadtest.report.comparison import ENOUGH_STARTS, Comparison
-from loadtest.report.conclusion import judged, ratios
+from loadtest.report.conclusion import judged, lacks_limits, ratios
 from loadtest.report.summary import PooledRuns, scheduled_rate, traffic_of
 from loadtest.runs.run import Run
 
@@ -29,7 +29,8 @@ def worse(
         baseline: the label of the server that others are compared with.
         margin: the fraction by which a server may be worse: it must surely not be so by more. Few
             starts tell no 99th percentile within a few percent, so of those it must not be seen to
-            be worse by more and surely worse. None: it fails only if it is surely worse.
+            be worse by more and surely worse. None: it fails if it is surely worse, or if the data
+            sets no limit to a median, to answered requests or to goodput.
         these_starts: whether a verdict of the starts that there are is enough.
     """
     if baseline is None:
@@ -81,6 +82,8 @@ def _faults(
                     yield f"{name} cannot be told: a server has none, or both took forever"
             elif margin is None and judged(e) == "worse":
                 yield f"{name} is {e.value:.2f}x as good"
+            elif margin is None and lacks_limits(name, e):
+                yield f"{name} cannot be told: its interval has no limits"
             elif margin is not None and e.low < 1 / (1 + margin):
                 if name.endswith("p99") and not (e.value < 1 / (1 + margin) and judged(e)):
                     continue

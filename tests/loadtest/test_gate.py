@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from loadtest.__main__ import main
+from loadtest.traffic.generate import generate
 from tests.loadtest.gate_simulation import red
-from tests.loadtest.runs import write_run, write_starts
+from tests.loadtest.runs import scenario, write_run, write_starts
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 
@@ -119,6 +120,37 @@ def test_a_gate_takes_a_verdict_of_one_start_if_asked(
     assert "1 start" in content["conclusion"]
     slow = write_starts(tmp_path / "slow", 1, "gac", itl=0.03)
     assert gate([*dense, *slow], "--these-starts")[0] == 1
+
+
+def test_one_start_too_short_for_an_interval_is_red(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = generate(scenario(rate=2.0, duration=30))
+    dense = write_run(tmp_path / "dense", schedule=short)
+    slow = write_run(tmp_path / "gac", "gac", ttft=2.0, itl=0.2, schedule=short)
+    status, content = gate([dense, slow], "--these-starts")
+    assert status == 1
+    said = capsys.readouterr().err
+    for name in ("time to first token p50", "time per token p50", "answered requests"):
+        assert f"{name} cannot be told" in said
+    assert "p99" not in said
+    assert "nothing worse" not in content["conclusion"]
+
+
+def test_starts_that_refuse_most_requests_are_red_although_others_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [*write_starts(tmp_path, 3), *write_starts(tmp_path, 3, "gac")]
+    for file in (tmp_path / f"gac-{start}" / "records.0.jsonl" for start in (0, 1)):
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        for record in records:
+            if record["index"] % 5 < 3:
+                record |= {"tokens": [], "error": "HTTP 503"}
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    status, content = gate(runs)
+    assert status == 1
+    assert "time to first token p50 cannot be told" in capsys.readouterr().err
+    assert "nothing worse" not in content["conclusion"]
 
 
 def shortened(run: Path, tokens: int = 3) -> Path:
