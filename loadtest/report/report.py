@@ -229,7 +229,7 @@ def _notes_on(group: PooledRuns, summary: Summary) -> Iterator[str]:
             "percentile may be the client's."
         )
     answered = [record for record in group.records if record.ok and not record.cancelled]
-    short = sum(record.output_tokens != record.output_length for record in answered)
+    short = sum(record.output_length not in (0, record.output_tokens) for record in answered)
     if short:
         yield f"{short} of {len(answered)} answers were not of the scheduled length."
     prompts = sum(r.prompt_tokens not in (None, r.input_length) for r in answered)

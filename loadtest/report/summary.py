@@ -85,10 +85,13 @@ class PooledRuns:
 
     @property
     def answered_length(self) -> float:
-        """Tokens of whole answers for each that was scheduled; NaN if nobody knows."""
+        """Tokens of whole answers for each that was scheduled; NaN if nobody knows.
+
+        Of each whole answer where nobody knows how many were scheduled (0, of guidellm).
+        """
         whole = [r for r in self.records if r.ok and not r.cancelled]
         per_event = tokens_per_event(self.records)
-        scheduled = sum(r.output_length for r in whole)
+        scheduled = sum(r.output_length or 1 for r in whole)
         return sum(tokens_of(r, per_event) for r in whole) / scheduled if whole else math.nan
 
     @property

@@ -59,7 +59,7 @@ def _runs(path: Path, content: dict[str, Any]) -> Iterator[Run]:
             ScheduledRequest(
                 timestamp=round(1000 * record.scheduled),
                 input_length=record.input_length,
-                output_length=record.output_length,
+                output_length=record.output_length or record.completion_tokens or 1,
             )
             for record in records
         )
@@ -100,7 +100,9 @@ def _records(requests: dict[str, Any], begun: float) -> list[Record]:
                 continue
             asked, tokens = (request[f"{m}_metrics"]["text_tokens"] for m in ("input", "output"))
             due, sent = times["targeted_start"] - begun, times["request_start"] - begun
-            record = Record(0, due, asked or 1, tokens or 1, sent, cancelled=fate == "incomplete")
+            # Not the answer's own length, which would hide that a server stops early.
+            most = _most_tokens(request)
+            record = Record(0, due, asked or 1, most, sent, cancelled=fate == "incomplete")
             record.ended = (times["request_end"] or times["resolve_end"]) - begun
             record.prompt_tokens, record.completion_tokens = asked, tokens
             first, last = times["first_token_iteration"], times["last_token_iteration"]
@@ -116,3 +118,13 @@ def _records(requests: dict[str, Any], begun: float) -> list[Record]:
     for index, record in enumerate(records):
         record.index = index
     return records
+
+
+def _most_tokens(request: dict[str, Any]) -> int:
+    """How many tokens an answer should have, by the body that guidellm sent; 0: unknown."""
+    try:
+        body = json.loads(request.get("request_args") or "{}")["body"]
+    except (ValueError, KeyError, TypeError):  # a backend of another kind than HTTP
+        return 0
+    names = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+    return next((int(body[name]) for name in names if (body or {}).get(name)), 0)

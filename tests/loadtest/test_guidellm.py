@@ -104,6 +104,47 @@ def test_a_gate_judges_what_guidellm_measured(
     assert "dense at 2/s of guidellm-constant: time per token p50 is" in capsys.readouterr().err
 
 
+def with_answers(given: dict[str, Any], tokens: int, asked: int | None) -> dict[str, Any]:
+    """The benchmark with answers of so many tokens, of as many as its requests say or do not."""
+    body = {"body": {"max_completion_tokens": asked}} if asked else {"body": None}
+    for each in (r for requests in given["requests"].values() for r in requests or ()):
+        timings = each["info"]["timings"]
+        each["request_args"] = json.dumps(body)
+        each["output_metrics"]["text_tokens"] = timings["token_iterations"] = tokens
+        if first := timings["first_token_iteration"]:
+            itl = (timings["last_token_iteration"] - first) / 10
+            last = first + (tokens - 1) * itl
+            timings |= {"last_token_iteration": last, "request_end": last, "resolve_end": last}
+    return given
+
+
+@pytest.mark.parametrize(
+    ("tokens", "asked", "said"),
+    [
+        (6, 11, "another length (0.55x at 2/s)"),
+        (6, None, "another length (0.55x at 2/s)"),
+        # Whoever was asked for more, and gave that, did not stop early.
+        (12, 12, "gac is 10"),
+        (11, None, "gac is 10"),
+    ],
+)
+def test_a_server_that_stops_early_does_not_win(
+    tokens: int, asked: int | None, said: str, tmp_path: Path
+) -> None:
+    files = []
+    for n in (1, 2, 3):
+        dense = with_answers(benchmark(0.2, 0.02), 11, asked and 11)
+        gac = with_answers(benchmark(0.2, 0.022), tokens, asked)
+        files += [written(tmp_path / f"dense-{n}.json", dense)]
+        files += [written(tmp_path / f"gac-{n}.json", gac)]
+    report = write_report(files, tmp_path / "r.html", ReportOptions(baseline="dense"))
+    assert said in report.conclusion[0]
+    # Answers of another length are compared by time per token alone.
+    assert ("whole answer" in report.conclusion[0]) == ("another length" not in said)
+    stops_early = any("not of the scheduled length" in note for note in report.notes)
+    assert stops_early == (tokens == 6 and asked == 11)
+
+
 def test_a_client_that_sends_late_is_invalid(tmp_path: Path) -> None:
     (run,) = read_guidellm(written(tmp_path / "a.json", benchmark(0.2, 0.02, lag=0.1)))
     assert run.verdict.reasons[0].startswith("requests were sent 100.0 ms late")
