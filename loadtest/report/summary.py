@@ -172,8 +172,10 @@ class Summary:
 def group_runs(runs: Sequence[Run]) -> list[PooledRuns]:
     """Pool the repeats. Groups are sorted by traffic, then by rate, then by first appearance.
 
-    Raises LoadTestError if a window has no request, or if runs that pool differ in their scenario.
+    Raises LoadTestError if a window has no request, or if runs of one traffic and rate, which pool
+    or are compared, differ in their scenario.
     """
+    _check_alike(runs)
     by_key: dict[tuple[str, float, str], list[Run]] = {}
     for run in runs:
         by_key.setdefault((traffic_of(run), scheduled_rate(run), run.info["label"]), []).append(run)
@@ -265,11 +267,6 @@ def _group(
     windows: Sequence[tuple[float, float]],
     remembers: float,
 ) -> PooledRuns:
-    if len({_kind_of_traffic(run) for run in runs}) > 1:
-        raise LoadTestError(
-            f"{runs[0].directory}, {runs[-1].directory}: the same server, traffic and rate, but "
-            "other lengths, arrivals or endpoints; report them apart"
-        )
     slo = Slo.model_validate(runs[0].schedule.traffic.get("scenario", {}).get("slo", {}))
     # The same for all repeats, up to what makes it a whole part of a longer one's window.
     wished = block_seconds(min(end - begin for begin, end in windows), remembers)
@@ -316,11 +313,22 @@ def _group(
     )
 
 
-def _kind_of_traffic(run: Run) -> str:
-    """The scenario and the endpoint of a run in one line, without what repeats differ in."""
-    scenario: dict[str, Any] = run.schedule.traffic.get("scenario", {})
-    kept = sorted((k, v) for k, v in scenario.items() if k not in ("seed", "duration"))
-    return repr((run.info.get("endpoint"), kept))
+def _check_alike(runs: Sequence[Run]) -> None:
+    """Raise LoadTestError if runs of one traffic and rate differ in more than repeats do."""
+    firsts: dict[tuple[object, ...], tuple[Run, str]] = {}
+    for run in runs:
+        scenario: dict[str, Any] = run.schedule.traffic.get("scenario", {})
+        kept = sorted((k, v) for k, v in scenario.items() if k not in ("seed", "duration"))
+        traffic = traffic_of(run), scheduled_rate(run)
+        # Each server may have an endpoint of its own.
+        server = *traffic, run.info["label"]
+        for key, kind in ((traffic, repr(kept)), (server, str(run.info.get("endpoint")))):
+            first, expected = firsts.setdefault(key, (run, kind))
+            if kind != expected:
+                raise LoadTestError(
+                    f"{first.directory}, {run.directory}: the same traffic and rate, but another "
+                    "SLO, or other lengths, arrivals or endpoints; report them apart"
+                )
 
 
 def _latencies(record: Record) -> dict[str, list[float]]:

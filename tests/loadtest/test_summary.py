@@ -105,6 +105,17 @@ def test_repeats_of_other_schedules_pool_and_other_scenarios_do_not(tmp_path: Pa
             group_runs([runs[0], other])
 
 
+@pytest.mark.parametrize("differs", ["slo", "lengths"])
+def test_servers_under_other_scenarios_of_one_name_are_not_compared(
+    differs: str, tmp_path: Path
+) -> None:
+    dense, gac = (load_run(write_run(tmp_path / label, label)) for label in ("dense", "gac"))
+    other = {"slo": {"ttft": 9.0, "tpot": 9.0}, "lengths": {"input": 5, "output": 8}}[differs]
+    gac.schedule.traffic["scenario"][differs] = other
+    with pytest.raises(LoadTestError, match=f"{dense.directory}, {gac.directory}.*apart"):
+        group_runs([dense, gac])
+
+
 def test_repeats_of_other_lengths_pool_into_blocks_of_about_one_length(tmp_path: Path) -> None:
     runs = [load_run(write_run(tmp_path / str(seed), seed=seed)) for seed in range(2)]
     runs[0].info["window"], runs[1].info["window"] = [0.0, 60.0], [0.0, 90.0]
