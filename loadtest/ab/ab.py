@@ -184,8 +184,9 @@ def _step(traffic: Traffic, rate: float, begin: float, number: str, out: Path) -
     name = f"{traffic.name}-{rate:g}-per-second"
     file = out / f"{name}-{number}.jsonl"
     seed = zlib.crc32(f"{file.stem} traffic".encode())
-    write_schedule(traffic.schedule(rate, traffic.step, seed), file)
-    return Step(name, file, begin, (traffic.settle, traffic.settle + traffic.duration))
+    window = (traffic.settle, traffic.settle + traffic.duration)
+    write_schedule(traffic.schedule(rate, traffic.step, seed, window), file)
+    return Step(name, file, begin, window)
 
 
 def _search(turn: Turn, running: Running, traffic: Traffic, before: Sequence[Path]) -> list[Path]:

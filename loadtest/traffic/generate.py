@@ -22,6 +22,10 @@ from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 Lengths = NDArray[np.int64]
 
 
+class NoRequestError(LoadTestError):
+    """By chance a schedule has no request; with another seed it may have some."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One request.
@@ -42,12 +46,12 @@ class Turn:
 
 
 def generate(scenario: Scenario) -> Schedule:
-    """The schedule of a scenario. Raises LoadTestError if its duration contains no request."""
+    """The schedule of a scenario. Raises NoRequestError if its duration contains no request."""
     streams = [np.random.default_rng(s) for s in np.random.SeedSequence(scenario.seed).spawn(6)]
     rate = scenario.rate / (1 if scenario.sessions is None else scenario.sessions.turns)
     times = arrival_times(scenario.arrivals, rate, scenario.duration, streams[1])
     if not len(times):
-        raise LoadTestError(
+        raise NoRequestError(
             f"{scenario.name}: no request in {scenario.duration} s at {scenario.rate} per second "
             f"with seed {scenario.seed}; raise rate or duration"
         )

@@ -253,6 +253,32 @@ def test_a_trace_is_replayed_by_all_servers_at_its_rate_and_at_others(tmp_path: 
         mine.schedule(4.0, 3.5, 1)
 
 
+def test_a_step_whose_window_came_out_empty_is_drawn_again(tmp_path: Path) -> None:
+    rates = "{{scenario: azure-code, rates: [0.2, 1], duration: 30, settle: 8, tail: 2}}"
+    old = "{{scenario: smoke, rates: [5, 8], duration: 2, settle: 0.5, tail: 0.5}}"
+    comparison = load_comparison(written(tmp_path, TEXT.replace(old, rates)))
+
+    # With their first seeds 2 and 8 have a step without a request, and 5 and 8 a window.
+    for repeat in "258":
+        steps = _staircases(comparison, repeat, tmp_path)[0].steps
+        schedules = [read_schedule(step.schedule) for step in steps]
+        for schedule in schedules:
+            assert any(8 <= request.timestamp / 1000 < 38 for request in schedule.requests)
+        # Whoever goes on after a stop gets the same.
+        _staircases(comparison, repeat, tmp_path)
+        assert schedules == [read_schedule(step.schedule) for step in steps]
+    (traffic, _) = comparison.traffic
+    with pytest.raises(LoadTestError, match="azure-code: no request in 1"):
+        traffic.schedule(1e-6, 1.0, 0)
+    with pytest.raises(LoadTestError, match="azure-code: no request between 50 and 60 s"):
+        traffic.schedule(1.0, 40.0, 0, (50.0, 60.0))
+    # Another seed gives a trace no other requests.
+    write_trace(tmp_path)
+    trace = traffic.model_copy(update={"scenario": None, "trace": tmp_path / "mine.jsonl"})
+    with pytest.raises(LoadTestError, match=r"mine: no request between 2\.1 and 2\.4 s"):
+        trace.schedule(2.0, 4.0, 0, (2.1, 2.4))
+
+
 def test_prompts_of_a_file_are_sent_each_once_before_any_twice(tmp_path: Path) -> None:
     prompts = [f"Tell me\u2028of {k}." for k in range(4)]
     file = tmp_path / "mine.jsonl"
