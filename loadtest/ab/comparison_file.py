@@ -16,7 +16,7 @@ from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.generate import NoRequestError, generate
 from loadtest.traffic.recorded import from_trace, highest_rate, recorded_rate, with_prompts
 from loadtest.traffic.scenario import Scenario, Seconds, Slo, Strict, find_scenario, load_yaml
-from loadtest.traffic.schedule import Schedule
+from loadtest.traffic.schedule import Schedule, traffic_file
 
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -91,6 +91,16 @@ class Traffic(Strict):
         """Its name in reports."""
         own = Path(self.scenario or self.trace or "").stem
         return own if self.prompts is None else f"{own}-{self.prompts.stem}"
+
+    @property
+    def files(self) -> list[Path]:
+        """What it is read from."""
+        if self.trace is None:
+            own = [find_scenario(self.scenario or "")]
+        else:
+            own = [self.trace, traffic_file(self.trace)]
+        named = own if self.prompts is None else [*own, self.prompts]
+        return [file for file in named if file.exists()]  # few traces have a .traffic.json
 
     def schedule(
         self, rate: float, seconds: float, seed: int, counted: tuple[float, float] = (0, math.inf)

@@ -15,6 +15,7 @@ from typing import Any
 
 from loadtest.ab.comparison_file import Comparison
 from loadtest.errors import LoadTestError
+from loadtest.traffic.schedule import fingerprint
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 
 # What may differ: how often, which start, on which port, what the report says, and a renewed key.
@@ -75,6 +76,11 @@ class Turns:
     def _refuse_another(self, comparison: Comparison, part: int) -> None:
         """Runs of two comparisons in one directory would pool what differs."""
         fields = comparison.model_dump(mode="json", exclude=_MAY_DIFFER) | {"part": part}
+        # Files may change under the same name.
+        fields["traffic"] = [
+            kind | {"files": [fingerprint(file) for file in traffic.files]}
+            for kind, traffic in zip(fields["traffic"], comparison.traffic, strict=True)
+        ]
         # Digests, because the environment of a server may hold a key.
         about = {
             name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

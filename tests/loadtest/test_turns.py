@@ -82,3 +82,20 @@ def test_a_key_is_not_written_and_may_be_renewed(tmp_path: Path) -> None:
     assert "secret" not in (tmp_path / "comparison.json").read_text()
     with pytest.raises(LoadTestError, match="servers"):
         Turns(with_key("new-secret", endpoint="chat"), 1, tmp_path)
+
+
+@pytest.mark.parametrize("changed", ["s.yaml", "t.jsonl", "t.traffic.json", "p.jsonl"])
+def test_a_file_that_changed_under_its_name_is_refused(tmp_path: Path, changed: str) -> None:
+    shares = {"rates": [1], "duration": 1, "prompts": tmp_path / "p.jsonl"}
+    traffic = [
+        {"scenario": f"{tmp_path}/s.yaml", **shares},
+        {"trace": f"{tmp_path}/t.jsonl", **shares},
+    ]
+    comparison = Comparison.model_validate(COMPARISON.model_dump() | {"traffic": traffic})
+    for name in ("s.yaml", "t.jsonl", "p.jsonl"):
+        (tmp_path / name).write_text("one")
+    for _ in range(2):
+        Turns(comparison, 1, tmp_path / "out").close()
+    (tmp_path / changed).write_text("another")
+    with pytest.raises(LoadTestError, match=r"out: .* differs in traffic;"):
+        Turns(comparison, 1, tmp_path / "out")
