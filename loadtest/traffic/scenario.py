@@ -65,8 +65,8 @@ class Sessions(Strict):
 class Slo(Strict):
     """What a request must meet to count as good, in seconds. TTFT counts from when it was due."""
 
-    ttft: Annotated[float, Field(gt=0)] = 1.0
-    tpot: Annotated[float, Field(gt=0)] = 0.05
+    ttft: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    tpot: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.05
 
 
 class Scenario(Strict):

@@ -151,6 +151,14 @@ def test_a_run_without_a_request_is_refused() -> None:
         ("{name: x, lengths: azure-code, rate: 0, duration: 1}", "rate: Input should be greater"),
         ("{name: x, lengths: azure-code, rate: .nan, duration: 1}", "rate: Input should be"),
         (
+            "{name: x, lengths: azure-code, rate: 1, duration: 1, slo: {tpot: .inf}}",
+            "slo.tpot: Input should be a finite number",
+        ),
+        (
+            "{name: x, lengths: azure-code, rate: 1, duration: 1, slo: {ttft: .inf}}",
+            "slo.ttft: Input should be a finite number",
+        ),
+        (
             "{name: x, lengths: azure-code, rate: 1, duration: 1, arrivals: bursty}",
             "arrivals: Input should be 'steady', 'poisson'",
         ),
