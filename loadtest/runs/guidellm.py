@@ -122,9 +122,9 @@ def _records(requests: dict[str, Any], begun: float) -> list[Record]:
 
 def _most_tokens(request: dict[str, Any]) -> int:
     """How many tokens an answer should have, by the body that guidellm sent; 0: unknown."""
+    names = ("max_tokens", "max_completion_tokens", "max_output_tokens")
     try:
         body = json.loads(request.get("request_args") or "{}")["body"]
-    except (ValueError, KeyError, TypeError):  # a backend of another kind than HTTP
+        return next((int(body[name]) for name in names if body.get(name)), 0)
+    except (ValueError, KeyError, TypeError, AttributeError):  # of a backend that is not HTTP
         return 0
-    names = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-    return next((int(body[name]) for name in names if (body or {}).get(name)), 0)
