@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.common.llama3_8b import DENSE as LLAMA_8B
 from tests.support.old_profile import without_fp8
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.attention_choice import Backend
@@ -31,7 +30,17 @@ from vllm_gac.layout.dims import KeyLayout, LayerLayout, ValueLayout, layout_of
 # Of sustained times, each test adds its own.
 H200 = without_fp8(read_profile("h200")).model_copy(update={"sustained": []})
 GEMMS_ALONE = H200.model_copy(update={"low_rank": []})  # as profiles were before it
-DENSE = layout_of(LLAMA_8B | {"num_hidden_layers": 1})
+DENSE = layout_of(
+    {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    }
+)
 LAYER = DENSE.layers[0]
 DECODE = BatchMix(prefill_weight=0)
 BACKENDS: tuple[Backend, Backend] = ("stock", "gac")
