@@ -42,8 +42,8 @@ def _headline(comparisons: Sequence[Comparison]) -> str:
         lengths = ", ".join(f"{_length(c)} at {c.rate:g}/s" for c in other)
         text = f"answers have another length ({lengths}), compared by time per token alone: {text}"
     is_worse = any(judged(e) == "worse" for e in speeds.values())
-    is_told = not any(lacks_limits("time per token p50", e) for e in speeds.values()) and not any(
-        math.isnan(e.value) or lacks_limits(name, e)
+    is_told = not any(lacks_limits(e) for e in speeds.values()) and not any(
+        math.isnan(e.value) or (lacks_limits(e) and not name.endswith("p99"))
         for name, by_rate in by_name.items()
         for e in by_rate.values()
     )
@@ -108,12 +108,13 @@ def judged(estimate: Estimate) -> str:
     return "better" if estimate.low > 1 else "worse" if estimate.high < 1 else ""
 
 
-def lacks_limits(name: str, estimate: Estimate) -> bool:
-    """Whether the data says nothing at all of a ratio that is no 99th percentile.
+def lacks_limits(estimate: Estimate) -> bool:
+    """Whether the data says nothing at all of a ratio.
 
-    Those have no limits wherever a few requests fail in some starts and not in all.
+    A ratio of 99th percentiles has no limits wherever a few requests fail in some starts and not in
+    all.
     """
-    return not name.endswith("p99") and estimate.low == 0 and math.isinf(estimate.high)
+    return estimate.low == 0 and math.isinf(estimate.high)
 
 
 def ratios(comparisons: Sequence[Comparison]) -> dict[str, dict[float, Estimate]]:

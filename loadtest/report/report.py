@@ -5,13 +5,12 @@ runs are valid.
 """
 
 import dataclasses
-import itertools
 import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,7 @@ class Report:
             (run.info["start_at"], run.info["start_at"] + (run.info.get("window") or [0, 0])[1])
             for run in self.runs
         )
-        return any(end > begin for (_, end), (begin, _) in itertools.pairwise(spans))
+        return any(end > begin for (_, end), (begin, _) in pairwise(spans))
 
     @property
     def valid(self) -> bool:

@@ -45,10 +45,8 @@ Weights: TypeAlias = Mapping[str, torch.Tensor]
 _MIN_TOKENS, _FOR_EACH_CHANNEL = 1 << 15, 4
 # Ridges, relative to the mean variance of the inputs.
 _RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
-# One of so many sequences is not fitted on.
-_HELD_OUT = 8
-# With fewer sequences all are fitted on, and nothing is refitted.
-MIN_SEQUENCES = _HELD_OUT
+# One of so many sequences is not fitted on, so there must be as many.
+MIN_SEQUENCES = 8
 # What a fit must gain on them, as a share of the squared error.
 _MIN_GAIN = 1e-3
 
@@ -263,7 +261,7 @@ def _refitted(
         share = torch.cat(each, 1).amin(1).view(*x.shape[:-1], 1)
         x, missing = share * x, share * missing
         numbers = torch.arange(number, number + len(states))
-        held_out = numbers % _HELD_OUT == _HELD_OUT - 1
+        held_out = numbers % MIN_SEQUENCES == MIN_SEQUENCES - 1
         fitted.add(x[~held_out], missing[~held_out])
         unseen.add(x[held_out], missing[held_out])
         number += len(states)

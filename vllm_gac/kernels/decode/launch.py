@@ -118,7 +118,7 @@ def decode_attention(
     latent: LatentKeys | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
-    kernel_sequences: int = 1,
+    kernel_sequences: int | None = None,
     only_compile: bool = False,
 ) -> None:
     """Causal attention of the last 1..max_query_len tokens of every sequence over its context.
@@ -153,7 +153,7 @@ def decode_attention(
     fixed = _constants(
         geometry,
         max_query_len,
-        sequence_bound(max(sequences, kernel_sequences)),
+        sequence_bound(max(sequences, kernel_sequences or 1)),
         window or 0,
         kv_cache.shape[2],
         kv_cache.dtype,

@@ -25,7 +25,7 @@ class DecodeKind:
     `dtype` is that of queries and outputs, `cache_dtype` that of cached elements. `max_query_len`
     and `window` are arguments of decode_attention. Only the shapes of `latent` matter.
     `scaled_by_head` says whether each head of an fp8 cache has a scale of its own.
-    `kernel_sequences` is an argument, too; 0: batches have any number up to `max_sequences`.
+    `kernel_sequences` is an argument, too; None: batches have any number up to `max_sequences`.
     """
 
     geometry: CacheGeometry
@@ -36,7 +36,7 @@ class DecodeKind:
     window: int | None
     latent: LatentKeys | None
     scaled_by_head: bool = False
-    kernel_sequences: int = 0
+    kernel_sequences: int | None = None
 
 
 def warmup(

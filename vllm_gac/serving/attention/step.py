@@ -60,7 +60,7 @@ class DecodeBatch:
     lengths: torch.Tensor
     block_table: torch.Tensor
     max_query: int
-    kernel_sequences: int = 1
+    kernel_sequences: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
