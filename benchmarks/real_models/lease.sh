@@ -17,6 +17,7 @@
 #   each of the first of them. HEAL_KINDS: of text: answers, code, exercises. EXERCISES: how many the
 #   model is to write. MORE_EXERCISES: so many others to heal on.
 #   TESTS: names of test files whose GPU tests run, too.
+#   SMALL_ROWS: rows of the second model, with ; between them. HEAL_SMALL: seconds of its healing.
 #   For a rehearsal on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PRECISIONS, PROMPTS, PATIENCE,
 #   and more options in CALIBRATE, INT4.
 set -euo pipefail

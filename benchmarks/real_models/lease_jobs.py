@@ -95,12 +95,9 @@ _SMALL_MEASURE = (
     "--heal-seconds ${HEAL_SMALL:-60} --device $DEVICE --windows 0 "
     "--max-tokens $TEXT_TOKENS --precisions --rows"
 )
-_SMALL_ROWS = (
-    "KV .75",
-    "KV .5",
-    "heads + MLP .9, KV .75",
-    "heads + MLP .8, KV .75",
-)
+_SMALL_ROWS = os.environ.get(
+    "SMALL_ROWS", "KV .75;KV .5;heads + MLP .9, KV .75;heads + MLP .8, KV .75"
+).split(";")
 
 
 def make(row: str, expected: float, *needs: str, how: str = "") -> dict[str, Any]:
@@ -130,6 +127,26 @@ def before_all() -> list[dict[str, Any]]:
             "answers", f"{{ {_WRITE_ANSWERS}; }} || {{ {_WRITE_ANSWERS}; }}", 650, "texts", "model"
         ),
         job("calibrate", f"{_CALIBRATE} || {_CALIBRATE}", 150, "answers"),
+    ]
+
+
+def small() -> list[dict[str, Any]]:
+    """Rows of the second model, if its parts come."""
+    if "small_0" not in os.environ.get("NEEDS", ""):
+        return []
+    healing = float(os.environ.get("HEAL_SMALL", "60"))
+    return [
+        job("small-model", _SMALL_MODEL, 30, gpu=False),
+        job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model"),
+        *(
+            job(
+                f"small-{n}",
+                f'{_SMALL_MEASURE} "{row}" "{row}{HEALED}"',
+                40 + healing,
+                "small-answers",
+            )
+            for n, row in enumerate(_SMALL_ROWS)
+        ),
     ]
 
 
@@ -237,15 +254,10 @@ def main() -> None:
         job("served-dense", _DENSE, 260, "calibrate"),
         _served(_BY_SCORE, 120),
         _texts(_BY_SCORE, 80),
-        job("small-model", _SMALL_MODEL, 30, gpu=False),
         *(make(row, 130, "calibrate") for row in others),
         *(_texts(row, 80) for row in others),
         *(_served(row, 120) for row in others),
-        job("small-answers", _SMALL_ANSWERS, 140, "texts", "small-model"),
-        *(
-            job(f"small-{n}", f'{_SMALL_MEASURE} "{row}" "{row}{HEALED}"', 100, "small-answers")
-            for n, row in enumerate(_SMALL_ROWS)
-        ),
+        *small(),
         *_gpu_tests(healed[0]),
         _speed("speed", _SPEED_ROWS, 300),
         *((_speed("speed-w4a16", _INT4_ROWS, 190),) if _INT4_COMES else ()),
