@@ -18,8 +18,8 @@ Words begin with different servers.
 
 Without RUNS, servers run side by side, as far as there are GPUs, with the search: PART=4
 TRAFFIC=azure-conversation (not for `coder`, which has one kind). STARTS is how often. What time
-takes is the end: runs that are whole stay. GPU tests of TESTS and rows of a second model come
-before the servers. At home, one report joins the runs of all leases:
+takes is the end: runs that are whole stay. GPU tests of TESTS come before the servers. At home, one
+report joins the runs of all leases:
 
     cat loadtest.tar.xz.* | tar -xJ -C lease-1
     python -m loadtest report headline.html lease-*/loadtest/*/runs/* --baseline dense-fp8
@@ -39,7 +39,7 @@ import yaml
 from benchmarks.real_models.compressed import directory_name
 from benchmarks.real_models.gpu_test_jobs import gpu_tests
 from benchmarks.real_models.lease import job
-from benchmarks.real_models.lease_jobs import before_all, make, small
+from benchmarks.real_models.lease_jobs import before_all, make
 
 _ROW = "KV .75"  # keeps its task (real_models_texts_h200)
 _SHAPE = (
@@ -81,7 +81,7 @@ def main() -> None:
     compare = [each for number, run in runs for each in _start(file, number, run, needs)]
     compare = compare or [_side_by_side(file, needs.get("gac", []))]
     tests = gpu_tests(os.environ.get("TESTS", ""))
-    print(json.dumps([*models, *tests, *small(), *compare], indent=1))
+    print(json.dumps([*models, *tests, *compare], indent=1))
 
 
 def _start(

@@ -130,7 +130,7 @@ def before_all() -> list[dict[str, Any]]:
     ]
 
 
-def small() -> list[dict[str, Any]]:
+def _small() -> list[dict[str, Any]]:
     """Rows of the second model, if its parts come."""
     if "small_0" not in os.environ.get("NEEDS", ""):
         return []
@@ -230,10 +230,10 @@ def _speed(name: str, rows: Sequence[str], expected: float) -> dict[str, Any]:
     return job(name, command, expected, *made) | {"alone": True}
 
 
-def _gpu_tests(row: str) -> list[dict[str, Any]]:
-    """Those of TESTS, once a row has been healed: until then other jobs take every place."""
-    jobs = gpu_tests(os.environ.get("TESTS", ""))
-    return [each | {"after": [_made(f"{row}{HEALED}")]} for each in jobs]
+def _gpu_tests(healed: Sequence[str]) -> list[dict[str, Any]]:
+    """Those of TESTS, once the first row has been healed: until then others take every place."""
+    after = [_made(f"{row}{HEALED}") for row in healed[:1]]
+    return [each | {"after": after} for each in gpu_tests(os.environ.get("TESTS", ""))]
 
 
 def main() -> None:
@@ -257,8 +257,8 @@ def main() -> None:
         *(make(row, 130, "calibrate") for row in others),
         *(_texts(row, 80) for row in others),
         *(_served(row, 120) for row in others),
-        *small(),
-        *_gpu_tests(healed[0]),
+        *_small(),
+        *_gpu_tests(healed),
         _speed("speed", _SPEED_ROWS, 300),
         *((_speed("speed-w4a16", _INT4_ROWS, 190),) if _INT4_COMES else ()),
     ]
