@@ -7,8 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -17,7 +20,7 @@ import pytest
 from loadtest.client.command import client_command
 from loadtest.runs.run import load_run
 from loadtest.traffic.generate import generate
-from loadtest.traffic.schedule import write_schedule
+from loadtest.traffic.schedule import read_schedule, write_schedule
 from tests.loadtest.runs import scenario
 from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until
@@ -62,16 +65,28 @@ def server() -> Iterator[str]:
 def test_processes_share_the_schedule_and_leave_one_record_per_request(
     server: str, tmp_path: Path
 ) -> None:
-    schedule = written_schedule(tmp_path, rate=15, duration=2, output=4)
+    path = written_schedule(tmp_path, rate=15, duration=2, output=4)
+    *others, last = read_schedule(path).requests
+    refused = last.model_copy(update={"body": {"max_tokens": "many"}})
+    write_schedule(replace(read_schedule(path), requests=(*others, refused)), path)
     more = ("--processes", "2", "--label", "it")
-    status, output = ended(schedule, server, tmp_path / "run", *more)
-    assert status in (0, 3), output  # 3 on a machine that is busy otherwise
+    status, output = ended(path, server, tmp_path / "run", *more)
+    # A failure is a result. 3 on a machine that is busy otherwise.
+    assert status in (0, 3), output
     run = load_run(tmp_path / "run")
     count = len(run.schedule.requests)
     assert [record.index for record in run.records] == list(range(count))
-    assert [record.error for record in run.records] == [None] * count
-    assert all(record.prompt_tokens == 32 for record in run.records)
-    assert all(record.completion_tokens == len(record.tokens) == 4 for record in run.records)
+    *answered, failed = run.records
+    assert (failed.status, failed.ok) == (400, False)
+    for record in answered:
+        assert record.error is None
+        assert (record.prompt_tokens, record.completion_tokens, len(record.tokens)) == (32, 4, 4)
+        # The mock sends the first token 0.1 s after the request comes, then one each 0.02 s.
+        assert record.tokens[0] - record.sent > 0.0999
+        assert record.tokens[3] - record.sent > 0.1599
+    if status == 0:
+        assert median(record.ttft for record in answered) < 0.15
+        assert median(record.tpot for record in answered) < 0.03
     assert [process.process for process in run.processes] == [0, 1]
     assert (tmp_path / "run" / "records.1.jsonl").read_text().count("\n") == count // 2
     assert run.info["label"] == "it"
@@ -96,6 +111,20 @@ def test_ctrl_c_keeps_the_records_and_says_invalid(server: str, tmp_path: Path) 
     assert process.returncode == 3
     assert "scheduled requests left no record" in output
     assert load_run(out).records
+
+
+@pytest.mark.slow
+def test_a_client_that_freezes_again_and_again_is_invalid(server: str, tmp_path: Path) -> None:
+    schedule = written_schedule(tmp_path, rate=20, duration=8, output=30)
+    with started(schedule, server, tmp_path / "run") as process:
+        while process.poll() is None:
+            time.sleep(2.2)
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.09)
+            process.send_signal(signal.SIGCONT)
+        output, _ = process.communicate()
+    assert process.returncode == 3
+    assert "INVALID: process 0 woke" in output
 
 
 def test_a_wrong_schedule_is_one_line_before_any_request(server: str, tmp_path: Path) -> None:

@@ -109,6 +109,20 @@ def test_what_follows_a_lost_turn_is_lost_and_what_comes_too_late_is_not_sent() 
     assert {r.error for r in late[2:]} == {"not sent: the traffic had ended when it was due"}
 
 
+def test_what_is_unanswered_when_the_run_ends_is_given_up() -> None:
+    hung_up = threading.Event()
+
+    def play(connection: socket.socket) -> None:
+        connection.recv(1)
+        hung_up.set()
+
+    records: list[Record] = []
+    with scripted(play) as url:
+        replay(schedule(1, 1), Target(url, "m"), ALL, time.time(), 0.3, records.append)
+    assert [record.error for record in records] == ["unfinished when the run ended"]
+    assert hung_up.is_set()
+
+
 def test_a_stopped_replay_says_which_turns_it_did_not_send() -> None:
     records = stopped_at_the_first_answer(conversation(0, 100_000, 0), Share(0, 2))
     assert [record.error for record in records] == [
