@@ -187,6 +187,21 @@ def test_a_layer_without_geometry_has_the_heads_that_vllm_says(
     assert checked == [config]
 
 
+@pytest.mark.usefixtures("gpu")
+def test_builders_find_the_scratch_that_vllm_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, query = VllmConfig(), torch.empty(3, 32, 96)
+    with set_current_vllm_config(config):
+        impl = gpu_backend.GacImpl(*ARGUMENTS, geometry=UNEQUAL, prefill="FA4")
+    made: Any = SimpleNamespace(impl=impl, kv_cache_torch_dtype=torch.bfloat16)
+    layers = [(made, impl.prefill_layer)]
+    monkeypatch.setattr(gpu_backend, "prefill_layers", lambda config: iter(layers))
+    monkeypatch.setattr(gpu_backend, "max_gathered_tokens", lambda *_: 0)
+    impl.forward(made, query, query, query, torch.empty(0), None, query)
+    scratch = impl.scratch
+    assert scratch is not None
+    assert gpu_backend._shared_scratch(config, query.device) is scratch
+
+
 def test_unequal_head_sizes_are_refused() -> None:
     impl = SimpleNamespace(geometry=EQUAL)
     attention: Any = SimpleNamespace(impl=impl, head_size=128, head_size_v=128)

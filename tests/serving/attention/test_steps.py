@@ -174,10 +174,12 @@ def test_pieces_fit_all_layers(
     ]
     monkeypatch.setattr(gpu_backend, "prefill_layers", lambda config: iter(layers))
     monkeypatch.setattr(gpu_backend, "max_gathered_tokens", lambda *_: 7)
-    config: Any = None
-    limits = gpu_backend.step_limits(config, 1, torch.device("cpu"))
+    config: Any = SimpleNamespace(speculative_config=None)
+    limits = gpu_backend.step_limits(config, torch.device("cpu"))
     assert limits == StepLimits(1, 7, *expected)
-    assert gpu_backend.step_limits(config, 4, torch.device("cpu")) == StepLimits(4, 7)
+    drafts = SimpleNamespace(num_speculative_tokens=3, parallel_drafting=False)
+    config.speculative_config = drafts
+    assert gpu_backend.step_limits(config, torch.device("cpu")) == StepLimits(4, 7)
 
 
 def test_layers_share_scratch_that_is_large_enough_for_each(
@@ -190,9 +192,10 @@ def test_layers_share_scratch_that_is_large_enough_for_each(
     ]
     layers = [(SimpleNamespace(impl=impl), None) for impl in impls]
     monkeypatch.setattr(gpu_backend, "prefill_layers", lambda config: iter(layers))
+    monkeypatch.setattr(gpu_backend, "step_limits", lambda *_: PIECES)
     config: Any = None
-    shared = gpu_backend._shared_scratch(config, PIECES, torch.device("cpu"))
-    assert gpu_backend._shared_scratch(config, PIECES, torch.device("cpu")) is shared
+    shared = gpu_backend._shared_scratch(config, torch.device("cpu"))
+    assert gpu_backend._shared_scratch(config, torch.device("cpu")) is shared
     for impl in impls:
         needed = decode_scratch(impl.geometry, PIECES.piece, torch.device("cpu"))
         assert shared.values.numel() >= needed.values.numel()

@@ -20,6 +20,7 @@ from vllm.v1.attention.backend import (
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
     MultipleOf,
+    max_decode_query_len,
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec, is_quantized_kv_cache
 
@@ -81,14 +82,12 @@ class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
         device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
-        decode_query = min(self.reorder_batch_threshold or 1, MAX_DECODE_QUERY)
-        self.reorder_batch_threshold = decode_query
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
         for name, layer in layers.items():
             _check_sizes(name, layer)
-        self.limits = step_limits(vllm_config, decode_query, device)
-        self.scratch = _shared_scratch(vllm_config, self.limits, device)
+        self.limits = step_limits(vllm_config, device)
+        self.reorder_batch_threshold = self.limits.decode_query
+        self.scratch = _shared_scratch(vllm_config, device)
         block_size = kv_cache_spec.block_size
         with compiling_decode_kernels(vllm_config, block_size, self.limits, device):
             compile_prefill_kernels(vllm_config, block_size, device)
@@ -110,12 +109,13 @@ class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
         return GacMetadata(step, self.scratch)
 
 
-def step_limits(vllm_config: VllmConfig, decode_query: int, device: torch.device) -> StepLimits:
+def step_limits(vllm_config: VllmConfig, device: torch.device) -> StepLimits:
     """What all layers of our backend have in common.
 
     Steps with speculative decoding, which have more than one query token of a request that decodes,
     have no pieces: lengths on the host are not exact then.
     """
+    decode_query = min(max_decode_query_len(vllm_config), MAX_DECODE_QUERY)
     layers = list(prefill_layers(vllm_config))
     gathered = max_gathered_tokens(vllm_config, device)
     piece, most_heads = MAX_DECODE_QUERY, 1
@@ -134,15 +134,14 @@ def step_limits(vllm_config: VllmConfig, decode_query: int, device: torch.device
     return StepLimits(decode_query, gathered, piece, _PIECE_KEYS // most_heads)
 
 
-def _shared_scratch(
-    vllm_config: VllmConfig, limits: StepLimits, device: torch.device
-) -> DecodeScratch:
+def _shared_scratch(vllm_config: VllmConfig, device: torch.device) -> DecodeScratch:
     """Scratch for every layer: they run one after the other.
 
     The first layer keeps it, because builders do not know each other.
     """
     impls = [layer.impl for layer, _ in prefill_layers(vllm_config)]
     if impls[0].scratch is None:
+        limits = step_limits(vllm_config, device)
         kinds = {(impl.geometry, impl.latent is None): impl for impl in impls}
         each = (
             decode_scratch(impl.geometry, queries, device, impl.latent)
@@ -279,7 +278,11 @@ class GacImpl(PackedImpl[GacMetadata]):
         return output
 
     def _reserve(self, query: torch.Tensor) -> None:
-        """Allocate, and free at once, the most memory that prefill takes beside its arguments."""
+        """Allocate what decoding keeps, and for a moment the most that prefill takes.
+
+        Builders are made after vLLM has measured.
+        """
+        _shared_scratch(self.vllm_config, query.device)
         gathered = max_gathered_tokens(self.vllm_config, query.device)
         size = prefill_bytes(
             self.prefill_layer, query.shape[0], gathered, self.quantized, query.dtype
