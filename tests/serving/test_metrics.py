@@ -12,7 +12,9 @@ from transformers import CONFIG_MAPPING
 from tests.support.model_files import config, gac_config
 from vllm_gac import __version__
 from vllm_gac.layout.dims import layout_of
+from vllm_gac.layout.tensor_parallel import repeated_heads
 from vllm_gac.serving import metrics
+from vllm_gac.serving.gac_config import GacConfig
 
 RAW = gac_config()
 LAYOUT, DENSE = layout_of(RAW), layout_of(config())
@@ -28,6 +30,7 @@ def published(
     window: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
     engines: int = 1,
+    tp: int = 1,
 ) -> dict[str, dict[str, float]]:
     """The gauges after an engine has started: {metric: {labels without the model's: value}}.
 
@@ -37,6 +40,9 @@ def published(
     for gauge in {collectors[name] for name in list(collectors) if name.startswith("gac_")}:
         REGISTRY.unregister(gauge)
     hf_config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+    if tp > 1:
+        hf_config = GacConfig.of(hf_config)
+        hf_config.serve(repeated_heads(LAYOUT, tp))
     vllm_config: Any = SimpleNamespace(
         model_config=SimpleNamespace(hf_config=hf_config, served_model_name="m", dtype=dtype),
         cache_config=SimpleNamespace(
@@ -89,6 +95,14 @@ def test_a_gac_model_is_compared_with_its_dense_model() -> None:
         f"{x.value.heads}x{x.value.size}": 1
         for x in LAYOUT.layers
     }
+
+
+def test_a_head_that_gpus_repeat_is_cached_on_each_and_is_one_head_of_the_model() -> None:
+    gauges, once = published(tp=4), published()
+    for name, layout in (("gac_kv_token_bytes", LAYOUT), ("gac_dense_kv_token_bytes", DENSE)):
+        assert gauges[name] == {"": 2 * repeated_heads(layout, 4).kv_elements}
+    for name in ("gac_parameters", "gac_dense_parameters"):
+        assert gauges[name] == once[name]
 
 
 @pytest.mark.parametrize(

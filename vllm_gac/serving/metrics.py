@@ -20,6 +20,7 @@ from vllm_gac.gpu.attention_choice import STOCK
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
 from vllm_gac.layout.families import ARCHITECTURE
+from vllm_gac.layout.tensor_parallel import with_heads_of
 from vllm_gac.serving.gac_config import GacConfig
 from vllm_gac.serving.vllm_internals import is_first_api_server
 from vllm_gac.version import version
@@ -50,13 +51,17 @@ class GacStatLogger(StatLoggerBase):
             _gauge("gac_kv_cache_tokens", text, "engine").labels(model, self.engine_index).set(room)
         if ARCHITECTURE not in (model_config.hf_config.architectures or []):
             return
-        layout = GacConfig.of(model_config.hf_config).served
-        dense = _dense(model_config.hf_config.to_dict(), layout)
+        config = GacConfig.of(model_config.hf_config)
+        served, raw_config = config.served, config.to_dict()
         kv_bytes = (
-            _kv_token_bytes(layout, self.vllm_config),
-            _kv_token_bytes(dense, self.vllm_config),
+            _kv_token_bytes(served, self.vllm_config),
+            _kv_token_bytes(_dense(raw_config, served), self.vllm_config),
         )
-        kernels = Counter(_attention(layout, layer, self.vllm_config) for layer in layout.layers)
+        kernels = Counter(_attention(served, layer, self.vllm_config) for layer in served.layers)
+        # A head that several GPUs repeat takes memory on each, in a dense model, too. But its
+        # parameters are counted once.
+        layout = with_heads_of(served, config.stored)
+        dense = _dense(raw_config, layout)
         _publish(layout, dense, model, kv_bytes)
         _publish_kernels(kernels, model)
         # Other data-parallel engines and API servers would repeat the line.
@@ -68,9 +73,9 @@ class GacStatLogger(StatLoggerBase):
 
 
 def _dense(raw_config: Mapping[str, Any], layout: ModelLayout) -> ModelLayout:
-    """The dense layout. config.json keeps its dims, except the head size, which the layout has."""
+    """The dense layout. config.json keeps its dims; KV heads and their size are `layout`'s."""
     changes: dict[str, Any] = {"gac": None, "architectures": [], "head_dim": layout.head_dim}
-    return layout_of({**raw_config, **changes})
+    return layout_of({**raw_config, **changes, "num_key_value_heads": layout.num_key_value_heads})
 
 
 def _kv_token_bytes(layout: ModelLayout, vllm_config: VllmConfig) -> int:
@@ -131,7 +136,7 @@ def _publish(
     for metric, text, value in (
         (
             "gac_kv_token_bytes",
-            "Bytes of KV cache that one token takes, all layers together.",
+            "Bytes of KV cache that one token takes, on all GPUs together.",
             kv_bytes[0],
         ),
         (
