@@ -61,3 +61,12 @@ def test_helm_values_match_the_image() -> None:
     assert model["vllmConfig"]["maxModelLen"] == flags["max-model-len"]
     assert model["vllmConfig"]["enablePrefixCaching"] == flags["enable-prefix-caching"]
     assert f"USER {values['securityContext']['runAsUser']}:" in DOCKERFILE
+
+
+def test_no_container_has_a_directory_of_metrics_that_outlives_its_processes() -> None:
+    values = yaml.safe_load((CONFIGS / "production-stack.yaml").read_text())["servingEngineSpec"]
+    # Otherwise the chart's template sets the variable.
+    assert [model["vllmConfig"]["v0"] for model in values["modelSpec"]] == ["1"]
+    assert not any(
+        "PROMETHEUS_MULTIPROC_DIR" in str(text) for text in (SERVICES, DOCKERFILE, values)
+    )
