@@ -38,63 +38,38 @@ def judge(
     """Judge the client of a run of `scheduled` requests by `expected_processes` processes."""
     lags = np.array([r.lag for r in records if not math.isnan(r.sent)])
     p99 = float(np.percentile(lags, 99, method="inverted_cdf")) if len(lags) else math.nan
-    reasons = [
-        *_missing(len(records), scheduled, len(processes), expected_processes),
-        *_own_faults(records),
-        *_late_sending(p99, records),
-        *_late_reading(processes, records),
-        *_busy(processes),
-    ]
-    return Verdict(tuple(reasons), p99)
-
-
-def _missing(records: int, scheduled: int, processes: int, expected: int) -> list[str]:
     reasons = []
-    if records != scheduled:
-        reasons.append(f"{scheduled - records} of {scheduled} scheduled requests left no record")
-    if processes != expected:
-        reasons.append(f"{processes} of {expected} client processes finished")
-    return reasons
-
-
-def _own_faults(records: Sequence[Record]) -> list[str]:
-    mine = [r.error for r in records if r.error is not None and is_the_clients(r.error)]
-    if not mine:
-        return []
-    return [
-        f"{len(mine)} of {len(records)} requests failed by the client's own fault, not the "
-        f"server's: {kind(mine[0])}; raise its limits (ulimit -n) or use more machines"
-    ]
-
-
-def _late_sending(p99: float, records: Sequence[Record]) -> list[str]:
+    if len(records) != scheduled:
+        left = scheduled - len(records)
+        reasons.append(f"{left} of {scheduled} scheduled requests left no record")
+    if len(processes) != expected_processes:
+        reasons.append(f"{len(processes)} of {expected_processes} client processes finished")
+    if mine := [r.error for r in records if r.error is not None and is_the_clients(r.error)]:
+        reasons.append(
+            f"{len(mine)} of {len(records)} requests failed by the client's own fault, not the "
+            f"server's: {kind(mine[0])}; raise its limits (ulimit -n) or use more machines"
+        )
     limit = max(MAX_LATE, MAX_LAG_OF_TTFT * _median([r.ttft for r in records if r.ok]))
-    if not p99 > limit:
-        return []
-    return [
-        f"requests were sent {p99 * 1e3:.1f} ms late at the 99th percentile, limit "
-        f"{limit * 1e3:.1f} ms; use more client processes or a machine of its own"
-    ]
-
-
-def _late_reading(processes: Sequence[ProcessHealth], records: Sequence[Record]) -> list[str]:
+    if p99 > limit:
+        reasons.append(
+            f"requests were sent {p99 * 1e3:.1f} ms late at the 99th percentile, limit "
+            f"{limit * 1e3:.1f} ms; use more client processes or a machine of its own"
+        )
     itl = _median([gap for record in records if record.ok for gap in record.itls])
     limit = max(MAX_LATE, MAX_WAKE_OF_ITL * itl)
-    return [
+    reasons += [
         f"process {p.process} woke {p.wake_p99 * 1e3:.1f} ms late for 1 % of the time, limit "
         f"{limit * 1e3:.1f} ms: its time stamps are off by that; use more client processes"
         for p in processes
         if p.wake_p99 > limit
     ]
-
-
-def _busy(processes: Sequence[ProcessHealth]) -> list[str]:
-    return [
+    reasons += [
         f"process {p.process} used {p.cpu:.0%} of a core, limit {MAX_CPU:.0%}; use more "
         "client processes"
         for p in processes
         if p.cpu > MAX_CPU
     ]
+    return Verdict(tuple(reasons), p99)
 
 
 def _median(values: Sequence[float]) -> float:
