@@ -1,7 +1,6 @@
 """Percentiles are exact. Intervals cover the true value and widen with dependence in time."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -24,18 +23,12 @@ from loadtest.report.intervals import (
 BLOCKS, REQUESTS = 12, 60  # of a start, of a block
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Latencies of both servers, in seconds, each with its block's number."""
+def drawn(
+    seed: int, starts: int, true: float, stalls: float, spread: float
+) -> tuple[Samples, Samples, Ints]:
+    """Seconds of both servers under the same schedules, and the start of each block.
 
-    base: Samples
-    other: Samples
-    starts: Ints  # [blocks]
-
-
-def drawn(seed: int, starts: int, true: float, stalls: float, spread: float) -> Drawn:
-    """Requests of both servers under the same schedules; `other` is `true` times as fast.
-
+    The second one is `true` times as fast.
     There are `stalls` of a second or so in a start, on average, of some ten requests each. Starts
     differ by a standard deviation of `spread`, as a fraction.
     """
@@ -52,7 +45,7 @@ def drawn(seed: int, starts: int, true: float, stalls: float, spread: float) -> 
 
     base, other = server(), server() / true
     of_starts = np.repeat(np.arange(starts), BLOCKS)
-    return Drawn(Samples(base, numbers), Samples(other, numbers), of_starts)
+    return Samples(base, numbers), Samples(other, numbers), of_starts
 
 
 def shares(
@@ -61,9 +54,8 @@ def shares(
     """How many intervals hold the truth, and how many tell the servers apart."""
     ratios = []
     for seed in range(experiments):
-        servers = drawn(seed, starts, true, stalls, spread)
-        units = servers.starts if starts > 1 else np.arange(len(servers.starts))
-        both = servers.base, servers.other
+        *both, units = drawn(seed, starts, true, stalls, spread)
+        units = units if starts > 1 else np.arange(len(units))
         ratios.append(ratio(*both, percent, (units, units), paired=True, by_start=starts > 1))
     held = sum(e.low <= true <= e.high for e in ratios)
     return held, sum(e.low > 1 or e.high < 1 for e in ratios)
@@ -146,11 +138,6 @@ def test_ratios_hold_the_truth_also_where_rare_stalls_make_the_tail(
         assert told / 120 >= {(2, 50.0): 0.7, (3, 50.0): 0.99, (3, 99.0): 0.85}.get(
             (starts, percent), 0.0
         )
-
-
-@pytest.mark.parametrize("percent", [50.0, 99.0])
-def test_servers_that_are_alike_are_rarely_told_apart(percent: float) -> None:
-    assert shares(3, percent, 1.0, 0.0, 0.01, 120)[1] <= 0.1 * 120
 
 
 def test_one_start_tells_nothing_of_others() -> None:
@@ -245,9 +232,8 @@ def test_starts_that_differ_are_in_the_interval_of_a_percentile_and_of_a_rate() 
     def held(known: bool) -> float:
         medians = []
         for seed in range(150):
-            one = drawn(seed, 5, 1.0, 0.0, 0.05)
-            starts = one.starts if known else None
-            medians.append(percentile(one.base, 50.0, len(one.starts), starts))
+            one, _, starts = drawn(seed, 5, 1.0, 0.0, 0.05)
+            medians.append(percentile(one, 50.0, len(starts), starts if known else None))
         return float(np.mean([e.low <= 0.2 <= e.high for e in medians]))
 
     assert held(True) > 0.9 > held(False)
