@@ -231,6 +231,16 @@ def test_invalid_inputs_are_refused(
     assert not list(tmp_path.glob("out*"))
 
 
+def test_a_broken_line_ends_the_run_before_the_engine_starts(
+    tmp_path: Path, engine: Engine
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"text": "whole"}\n{"text": \n')
+    with pytest.raises(CheckpointError, match=r"prompts\.jsonl:2: "):
+        generate(demo.MODEL, tmp_path / "out.jsonl", prompts=[prompts], progress=False)
+    assert not engine.seeds
+
+
 @pytest.mark.slow
 def test_vllm_writes_texts(tmp_path: Path) -> None:
     model, out = without_template(tmp_path / "model"), tmp_path / "out.jsonl"

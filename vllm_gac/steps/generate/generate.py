@@ -21,7 +21,7 @@ from vllm_gac.checkpoint.open import Checkpoint, open_dense
 from vllm_gac.errors import CheckpointError
 from vllm_gac.options import record_of
 from vllm_gac.runs.workspace import claimed, partial_of, publish, refuse_existing
-from vllm_gac.steps.calibrate.text import sha256_of, text_files
+from vllm_gac.steps.calibrate.text import given_files, sha256_of, text_files
 from vllm_gac.steps.generate.prompts import Prompt, read_prompts
 from vllm_gac.steps.generate.request import DEFAULT_TOKENS, GenerateRequest
 from vllm_gac.steps.generate.rows import Rows, Written
@@ -142,7 +142,7 @@ class _Run:
         length: int,
         progress: bool,
     ) -> None:
-        self._tokenizer, self._rows, self._length = tokenizer, rows, length
+        self._tokenizer, self._rows, self._files, self._length = tokenizer, rows, files, length
         self.refusal: CheckpointError | None = None
         self._progress, self._by_itself = progress, not files
         self._wanted = request.tokens or (math.inf if files else DEFAULT_TOKENS)
@@ -157,7 +157,9 @@ class _Run:
         }
 
     def check(self) -> None:
-        """Raise CheckpointError if there is nothing that the model can be asked."""
+        """Raise CheckpointError if nothing can be asked, or a file of prompts cannot be read."""
+        for _ in read_prompts(self._tokenizer, given_files(self._files)):
+            pass  # before the engine starts, which takes minutes
         if self._by_itself and self._tokenizer.has_template:
             self._tokenizer.user_turn()
         elif self._by_itself:
