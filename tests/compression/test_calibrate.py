@@ -17,9 +17,12 @@ from vllm_gac.cli import main
 from vllm_gac.compression import passes
 from vllm_gac.compression.effort import Work
 from vllm_gac.compression.measured import STATISTICS
+from vllm_gac.compression.methods.statistics import metric_of
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import embed, layer_forward, layer_weights, reference
 from vllm_gac.compression.statistics_file import StatsFile, open_statistics
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import LINEARS
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
 from vllm_gac.texts.token_text import pack_documents, read_documents
@@ -195,7 +198,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("methods", KEPT)
-def test_only_needed_covariances_are_stored(
+def test_only_needed_covariances_and_metrics_are_stored(
     methods: str, model: Path, text: Path, tmp_path: Path
 ) -> None:
     request = replace(RUN, methods=methods.split(","))
@@ -208,10 +211,20 @@ def test_only_needed_covariances_are_stored(
             assert (key in file.keys()) == (name in KEPT[methods])  # noqa: SIM118
             if key in file.keys():  # noqa: SIM118
                 assert file.get_slice(key).get_shape() == [size * (size + 1) // 2]
-    statistics = open_statistics(tmp_path / "stats", open_checkpoint(model))
-    for covariance in statistics.layer(1, "cpu").values():
-        assert torch.equal(covariance, covariance.T)
-        assert float(torch.linalg.eigvalsh(covariance)[0]) > -1e-6
+    stats = open_statistics(tmp_path / "stats", open_checkpoint(model)).layer(1, "cpu")
+    for matrix in stats.values():
+        assert torch.equal(matrix, matrix.T)
+        assert float(torch.linalg.eigvalsh(matrix)[0]) > -1e-6
+    metrics = dict(zip(map(metric_of, LINEARS), (64, 32, 32, 48, 48, 48, 48), strict=True))
+    sizes = {name: len(matrix) for name, matrix in stats.items() if name in metrics}
+    assert sizes == (metrics if methods == "lowrank" else {})
+    assert all(float(torch.linalg.eigvalsh(stats[name])[0]) > 0 for name in sizes)
+
+
+def test_sequences_of_one_token_are_refused(model: Path, text: Path, tmp_path: Path) -> None:
+    request = CalibrateRequest(sequence_length=1)
+    with pytest.raises(CheckpointError, match="sequences of 1 token"):
+        calibrate(model, [text], tmp_path / "stats", request, progress=False)
 
 
 def test_too_little_text_is_logged(

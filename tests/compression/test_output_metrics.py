@@ -1,28 +1,18 @@
-"""The metrics of outputs: they are those of gradients, and tell what a rank loses."""
+"""The metrics of outputs are those of gradients."""
 
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.support.exact_models import MODELS, exact_model, random_tokens
-from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.backward import head_gradients
 from vllm_gac.compression.methods.statistics import metric_of, of_input
 from vllm_gac.compression.moments import shrunk
 from vllm_gac.compression.output_metrics import measure_output_metrics
 from vllm_gac.compression.reference_model import Reference, embed, layer_forward, layer_weights
-from vllm_gac.compression.statistics_file import open_statistics
-from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LINEARS
-from vllm_gac.steps.calibrate.calibrate import calibrate
-from vllm_gac.steps.calibrate.request import CalibrateRequest
-
-RUN = CalibrateRequest(max_tokens=512, sequence_length=64)
 
 
 def measured_metrics(
@@ -63,28 +53,3 @@ def test_metrics_are_those_of_autograd_on_the_whole_model(changes: dict[str, Any
             else:
                 expected = shrunk(moment, len(rows))
             torch.testing.assert_close(metrics[layer][metric_of(linear)], expected)
-
-
-# ---- in the statistics -----------------------------------------------------------------------
-
-
-def test_statistics_have_the_metrics_that_low_rank_needs(
-    model: Path, text: Path, tmp_path: Path
-) -> None:
-    calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
-    statistics = open_statistics(tmp_path / "stats", open_checkpoint(model))
-    for index in range(2):
-        stats = statistics.layer(index, "cpu")
-        for linear, size in zip(LINEARS, (64, 32, 32, 48, 48, 48, 48), strict=True):
-            metric = stats[metric_of(linear)]
-            assert metric.shape == (size, size)
-            assert float(torch.linalg.eigvalsh(metric)[0]) > 0
-    request = replace(RUN, methods=("heads", "prune"))
-    calibrate(model, [text], tmp_path / "heads", request, progress=False)
-    assert not [name for name in load_file(tmp_path / "heads") if ".metric." in name]
-
-
-def test_sequences_of_one_token_are_refused(model: Path, text: Path, tmp_path: Path) -> None:
-    request = CalibrateRequest(sequence_length=1)
-    with pytest.raises(CheckpointError, match="sequences of 1 token"):
-        calibrate(model, [text], tmp_path / "stats", request, progress=False)
