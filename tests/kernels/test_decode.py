@@ -218,22 +218,14 @@ def check_codes(device: str) -> None:
 
     A sequence of one token has that token's value as output: here, one column for each code.
     """
-    geometry = CacheGeometry(2, 32, 1, 32, 1, CODES)
     cache = torch.zeros(1, 1, 16, 32 + CODES, dtype=torch.uint8)
     cache[0, 0, 0, 32:] = torch.arange(CODES)
     cache = cache.view(torch.float8_e4m3fn).to(device)
-    output = torch.zeros(1, 2, CODES, dtype=torch.float16, device=device)
-    decode_attention(
-        torch.ones(1, 2, 32, dtype=torch.float16, device=device),
-        cache,
-        torch.zeros(1, 1, dtype=torch.int32, device=device),
-        torch.tensor([0, 1], dtype=torch.int32, device=device),
-        torch.ones(1, dtype=torch.int32, device=device),
-        geometry,
-        1.0,
-        output,
-        decode_scratch(geometry, 1, torch.device(device)),
-    )
+    query = torch.ones(1, 2, 32, dtype=torch.float16, device=device)
+    table, starts, lengths = (torch.tensor(x).int().to(device) for x in ([[0]], [0, 1], [1]))
+    geometry = CacheGeometry(2, 32, 1, 32, 1, CODES)
+    options = (1, None, None, None, None)
+    output = decode(Batch(geometry, query, cache, table, starts, lengths, *options))
     expected = cache[0, 0, 0, 32:].to(torch.float16).expand(2, -1)
     is_nan = expected.isnan()
     assert is_nan.sum() == 2 * 2  # two codes, two heads
