@@ -52,6 +52,14 @@ def answered_with(*parts: bytes) -> Record:
         return ask(url)
 
 
+def chunk(text: str, finish: str | None = None) -> bytes:
+    return event([{"text": text, "finish_reason": finish}])
+
+
+def event(choices: list[object], **more: object) -> bytes:
+    return b"data: " + json.dumps({"choices": choices} | more).encode() + b"\n\n"
+
+
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 def test_a_whole_answer_is_recorded(endpoint: Endpoint) -> None:
     with mock(Timing(0.001, 0.001)) as url:
@@ -113,11 +121,8 @@ def test_an_event_is_stamped_before_the_next_one_is_sent() -> None:
         (STREAM + DONE, "the stream ended without a token"),
         (STREAM + b"data: {oops\n\n", "not a completion chunk: {oops"),
         (STREAM + b"data: 3\n\n", "not a completion chunk: 3"),
-        (STREAM + b'data: {"choices": [{}]}\n\n', "not a completion chunk"),
-        (
-            STREAM + b'data: {"choices": [], "usage": {"prompt_tokens": 1}}\n\n',
-            "not a completion chunk",
-        ),
+        (STREAM + event([{}]), "not a completion chunk"),
+        (STREAM + event([], usage={"prompt_tokens": 1}), "not a completion chunk"),
         (STREAM + b"data: " + b"[" * 100_000 + b"\n\n", "not a completion chunk"),
         (STREAM + b"data: " + b"x" * (8 << 20), "a server-sent event of more than"),
         (b"nonsense\r\n\r\n", "BadStatusLine"),
@@ -200,11 +205,8 @@ def test_empty_text_is_a_token_if_the_server_counts_it(counted: int | None, expe
     # vLLM sends empty text while the bytes of a character are incomplete. Other servers open a
     # stream with an empty event before there is a token.
     usage = {"prompt_tokens": 20, "completion_tokens": counted}
-    last = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
-    empty = b'data: {"choices":[{"text":"","finish_reason":null}]}\n\n'
-    end = b'data: {"choices":[{"text":"","finish_reason":"stop"}]}\n\n'
-    parts = (STREAM, empty, TOKEN, empty, end, *((last,) if counted else ()), DONE)
-    record = answered_with(*parts)
+    last = event([], usage=usage) if counted else b""
+    record = answered_with(STREAM, chunk(""), TOKEN, chunk(""), chunk("", "stop"), last, DONE)
     assert record.error is None
     assert len(record.tokens) == expected
     assert record.tokens == sorted(record.tokens)
@@ -215,8 +217,7 @@ def test_empty_text_is_a_token_if_the_server_counts_it(counted: int | None, expe
 def test_what_no_record_may_have_is_not_taken(count: object, tmp_path: Path) -> None:
     usage = {"prompt_tokens": count, "completion_tokens": count}
     choice = {"text": "a", "finish_reason": {"type": "stop"}}
-    last = b"data: " + json.dumps({"choices": [choice], "usage": usage}).encode() + b"\n\n"
-    record = answered_with(STREAM, TOKEN, last, DONE)
+    record = answered_with(STREAM, TOKEN, event([choice], usage=usage), DONE)
     assert (record.error, len(record.tokens)) == (None, 2)
     assert (record.prompt_tokens, record.completion_tokens, record.finish_reason) == (None,) * 3
     write_records([record], tmp_path / "records.0.jsonl")
@@ -263,11 +264,6 @@ def test_the_mock_sends_tokens_when_they_are_due(monkeypatch: pytest.MonkeyPatch
 
     asyncio.run(answered())
     assert sent == pytest.approx([100.05, 100.06, 100.07, 100.08, 100.09])
-
-
-def chunk(text: str, finish: str | None = None) -> bytes:
-    choice = {"text": text, "finish_reason": finish}
-    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
 
 
 @pytest.mark.parametrize("key", ["sk-secret\n", "sk secret\r\nX: y", "", " ", "\u00e9"])
