@@ -9,7 +9,7 @@ from vllm_gac.compression.refit import Streams, layer_output, refit_layer
 from vllm_gac.layout.dims import LayerLayout
 
 
-def streams(layer: OneLayer, lost: float, seed: int, count: int = 32) -> Streams:
+def streams(lost: float, seed: int, count: int = 32) -> Streams:
     """States that enter a layer; a compressed layer before has lost a share of some directions."""
     generator = torch.Generator().manual_seed(seed)
     spread = torch.logspace(0, -2, 72, dtype=torch.float64)
@@ -37,10 +37,10 @@ def test_a_refitted_layer_is_nearer_to_the_dense_model_on_unseen_text() -> None:
     ):
         before = layer.compressed(target)
         for lost in (0.0, 0.3):
-            given = streams(layer, lost, 0)
+            given = streams(lost, 0)
             after, left = refit_layer(layer.model, 0, layer.weights, target, before, given)
             assert torch.equal(left.small, layer_output(layer.model, target, after, given.small))
-            unseen = streams(layer, lost, 1)
+            unseen = streams(lost, 1)
             old, new = (error(layer, target, weights, unseen) for weights in (before, after))
             assert new <= 1.01 * old
             if lost:
@@ -52,7 +52,7 @@ def test_a_refitted_layer_is_nearer_to_the_dense_model_on_unseen_text() -> None:
 def test_a_refit_without_effect_changes_nothing() -> None:
     layer = one_layer()
     dense = dict(layer.weights)
-    same = streams(layer, 0.0, 0)
+    same = streams(0.0, 0)
     after, left = refit_layer(layer.model, 0, dense, layer.dense, dense, same)
     assert all(torch.equal(after[name], dense[name]) for name in dense)
     torch.testing.assert_close(
@@ -70,7 +70,7 @@ def test_too_few_sequences_to_hold_any_out_change_nothing() -> None:
     layer = one_layer()
     target = layer.target(width=64)
     before = layer.compressed(target)
-    few = streams(layer, 0.3, 0, count=7)
+    few = streams(0.3, 0, count=7)
     after, _ = refit_layer(layer.model, 0, layer.weights, target, before, few)
     assert all(torch.equal(after[name], before[name]) for name in before)
 
@@ -80,10 +80,10 @@ def test_the_fit_is_least_squares() -> None:
     layer = one_layer()
     dense = dict(layer.weights)
     scaled = dense | {"self_attn.o_proj.weight": 0.5 * dense["self_attn.o_proj.weight"]}
-    same = streams(layer, 0.0, 0, count=64)
+    same = streams(0.0, 0, count=64)
     after, _ = refit_layer(layer.model, 0, dense, replace(layer.dense), scaled, same)
     name = "self_attn.o_proj.weight"
     assert float((after[name] - dense[name]).norm() / dense[name].norm()) < 0.15
-    assert error(layer, layer.dense, after, streams(layer, 0.0, 1)) < 1e-3 * error(
-        layer, layer.dense, scaled, streams(layer, 0.0, 1)
+    assert error(layer, layer.dense, after, streams(0.0, 1)) < 1e-3 * error(
+        layer, layer.dense, scaled, streams(0.0, 1)
     )

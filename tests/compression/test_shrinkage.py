@@ -30,14 +30,14 @@ def test_the_fewer_the_samples_the_closer_to_the_target(samples: int) -> None:
         torch.testing.assert_close(shrunken, moment, rtol=1e-2, atol=1e-3)
 
 
-def channels(samples: int, seed: int, width: int = 64) -> torch.Tensor:
-    """Correlated channels of different size, [samples, width]."""
+def channels(samples: int, seed: int) -> torch.Tensor:
+    """Correlated channels of different size, [samples, 64]."""
     generator = torch.Generator().manual_seed(seed)
     random = torch.Generator().manual_seed(99)
-    falling = torch.arange(1, width + 1, dtype=torch.float64) ** -0.5
-    mix = torch.linalg.qr(torch.randn(width, width, generator=random, dtype=torch.float64))[0]
-    sizes = torch.logspace(0, -1, width, dtype=torch.float64)
-    rows = torch.randn(samples, width, generator=generator, dtype=torch.float64)
+    falling = torch.arange(1, 65, dtype=torch.float64) ** -0.5
+    mix = torch.linalg.qr(torch.randn(64, 64, generator=random, dtype=torch.float64))[0]
+    sizes = torch.logspace(0, -1, 64, dtype=torch.float64)
+    rows = torch.randn(samples, 64, generator=generator, dtype=torch.float64)
     return rows @ (mix * falling.sqrt()).T * sizes
 
 

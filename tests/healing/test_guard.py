@@ -7,8 +7,8 @@ import pytest
 from vllm_gac.healing.guard import Guard, Score
 
 
-def guard(before: float = 1.0, loss: float = 3.0, teacher_loss: float = 2.0) -> Guard:
-    score = Score(before, loss)
+def guard(loss: float = 3.0, teacher_loss: float = 2.0) -> Guard:
+    score = Score(1.0, loss)
     return Guard(score, teacher_loss, best=score)
 
 

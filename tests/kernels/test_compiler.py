@@ -61,7 +61,8 @@ def unwritten_registers(sass: str) -> list[str]:
             sources = operands
         # A matrix instruction takes four registers. The upper two find its second tile. The lower
         # two find its first tile, unless this tile is in registers.
-        read = [int(at) + upper for at in _matrix_descriptors(name, sources) for upper in (2, 3)]
+        descriptors = _BY_DESCRIPTOR.findall(sources) if name.startswith("HGMMA") else []
+        read = [int(at) + upper for at in descriptors for upper in (2, 3)]
         read += map(int, _REGISTER.findall(_BY_DESCRIPTOR.sub("", sources)))
         unwritten += [
             f"UR{register}: {line.strip()}" for register in read if register not in written
@@ -70,10 +71,6 @@ def unwritten_registers(sass: str) -> list[str]:
             first = int(is_written[1])
             written.update(range(first, first + _registers_written(name)))
     return unwritten
-
-
-def _matrix_descriptors(name: str, sources: str) -> list[str]:
-    return _BY_DESCRIPTOR.findall(sources) if name.startswith("HGMMA") else []
 
 
 def _registers_written(name: str) -> int:
