@@ -104,7 +104,9 @@ def send(
         finally:
             link.close()
     except TimeoutError:
-        record.error = _late(clock(), deadline, target.timeout)
+        over = clock() >= deadline - _EARLY
+        silent = f"no answer for {target.timeout:g} s"
+        record.error = "unfinished when the run ended" if over else silent
     except (OSError, http.client.HTTPException, LoadTestError) as error:
         mine = isinstance(error, OSError) and error.errno in CLIENT_ERRNOS
         text = f"{CLIENT_FAULT if mine else ''}{type(error).__name__}: {error}"
@@ -204,9 +206,3 @@ def _count_empty(empty: list[tuple[int, float]], record: Record) -> None:
             for place, now in reversed(moments):
                 record.tokens.insert(place, now)
             return
-
-
-def _late(now: float, deadline: float, timeout: float) -> str:
-    if now >= deadline - _EARLY:
-        return "unfinished when the run ended"
-    return f"no answer for {timeout:g} s"

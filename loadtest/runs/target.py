@@ -37,12 +37,22 @@ class Target:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        check_url(self.base_url)
-        secure = urlsplit(self.base_url).scheme == "https"
-        if not secure and (self.ca is not None or self.insecure):
+        url = self.base_url
+        try:
+            parts = urlsplit(url)
+            right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            right = False
+        if not right or parts.query or parts.fragment or re.search(r"[^\x21-\x7e]", url):
+            raise LoadTestError(f"{url!r}: expected http://HOST:PORT or https://HOST/PATH")
+        if parts.username is not None or parts.password is not None:
             raise LoadTestError(
-                f"{self.base_url}: has no certificate to check; leave out ca and insecure"
+                f"a URL of {parts.hostname}: leave out the name and the password; give a header"
             )
+        if parts.path.rstrip("/").endswith("/v1"):
+            raise LoadTestError(f"{url!r}: leave out /v1, which the client adds")
+        if parts.scheme == "http" and (self.ca is not None or self.insecure):
+            raise LoadTestError(f"{url}: has no certificate to check; leave out ca and insecure")
 
     @property
     def prefix(self) -> str:
@@ -53,20 +63,3 @@ class Target:
     def path(self) -> str:
         """The path of the endpoint."""
         return self.prefix + _PATHS[self.endpoint]
-
-
-def check_url(url: str) -> None:
-    """Raise LoadTestError unless `url` is what comes before /v1 in a server's addresses."""
-    try:
-        parts = urlsplit(url)
-        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        right = False
-    if not right or parts.query or parts.fragment or re.search(r"[^\x21-\x7e]", url):
-        raise LoadTestError(f"{url!r}: expected http://HOST:PORT or https://HOST/PATH")
-    if parts.username is not None or parts.password is not None:
-        raise LoadTestError(
-            f"a URL of {parts.hostname}: leave out the name and the password; give a header"
-        )
-    if parts.path.rstrip("/").endswith("/v1"):
-        raise LoadTestError(f"{url!r}: leave out /v1, which the client adds")
