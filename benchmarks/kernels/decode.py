@@ -2,8 +2,7 @@
 
     python -m benchmarks.kernels.decode OUT.json [--keys rotary|latent] [--fp8] [--stock]
 
-Latent keys are compared with vLLM's best kernel on the heads of
-128 of the dense model.
+Latent keys are compared with vLLM's best kernel on the heads of 128 of the dense model.
 """
 
 import argparse
@@ -89,7 +88,9 @@ def main() -> None:
     add_commit(parser)
     options = parser.parse_args()
     dtype = torch.float8_e4m3fn if options.fp8 else torch.bfloat16
-    cases = list(_latent(dtype) if options.keys == "latent" else _rotary(dtype))
+    cases = [Case(r_k, r_v, *batch, dtype) for r_k, r_v in SIZES for batch in BATCHES]
+    if options.keys == "latent":
+        cases = _latent(dtype)
     with compiling_on_all_cores():
         for case in cases:
             case.tensors(only_compiled=True).gac(only_compile=True)
@@ -110,10 +111,6 @@ def main() -> None:
     if options.stock:
         about["versions"]["vllm"] = metadata.version("vllm")
     _result(options.keys, options.fp8, rows, bandwidth, error, about).write(options.out)
-
-
-def _rotary(dtype: torch.dtype) -> list[Case]:
-    return [Case(r_k, r_v, *batch, dtype) for r_k, r_v in SIZES for batch in BATCHES]
 
 
 def _latent(dtype: torch.dtype) -> list[Case]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from loadtest.errors import LoadTestError
 from loadtest.traffic.arrivals import arrival_times
-from loadtest.traffic.lengths import length_table, sample_lengths
+from loadtest.traffic.lengths import length_table
 from loadtest.traffic.scenario import FixedLengths, Scenario, Sessions, SharedPrefixes
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 
@@ -132,7 +132,9 @@ def _sampled(
         lengths = np.full(count, getattr(scenario.lengths, which))
     else:
         table = length_table(scenario.lengths)
-        lengths = sample_lengths(table.probabilities, getattr(table, which), count, rng)
+        # Inverts the log-linearly interpolated quantiles.
+        logs = np.interp(rng.random(count), table.probabilities, np.log(getattr(table, which)))
+        lengths = np.rint(np.exp(logs)).astype(np.int64)
     scaled: Lengths = np.rint(lengths * getattr(scenario.scale, which)).astype(np.int64)
     return np.maximum(scaled, 1)
 

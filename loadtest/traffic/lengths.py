@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from loadtest.errors import LoadTestError
 
 _FILE = Path(__file__).with_name("length_tables.json")
@@ -50,15 +47,3 @@ def length_tables() -> Mapping[str, LengthTable]:
         )
         for name, table in content["tables"].items()
     }
-
-
-def sample_lengths(
-    probabilities: tuple[float, ...],
-    quantiles: tuple[int, ...],
-    count: int,
-    rng: np.random.Generator,
-) -> NDArray[np.int64]:
-    """Draw `count` lengths in tokens by inverting the log-linearly interpolated quantiles."""
-    logs = np.interp(rng.random(count), probabilities, np.log(quantiles))
-    lengths: NDArray[np.int64] = np.rint(np.exp(logs)).astype(np.int64)
-    return lengths

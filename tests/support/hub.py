@@ -134,8 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
         if repository is None:
             self._send(401, b"", {"X-Error-Code": "RepoNotFound"})
             return
-        gated = repository.token not in (None, self._token())
-        if gated and what == "resolve":
+        given = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if what == "resolve" and repository.token not in (None, given):
             self._send(403, b"", {"X-Error-Code": "GatedRepo"})
             return
         revision, _, rest = (match[5] or "main").partition("/")
@@ -145,7 +145,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         files = repository.files(revision)
         if what == "revision":
-            self._send_json(_info(name, commit, files))
+            siblings = [{"rfilename": file} for file in files]
+            about = {"_id": "0", "id": name, "sha": commit, "private": False}
+            self._send_json(about | {"siblings": siblings})
         elif what == "tree":
             self._send_json(_tree(files, rest, recursive="recursive=True" in self.path))
         elif what == "resolve" and rest in files:
@@ -156,9 +158,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         self.do_GET()
-
-    def _token(self) -> str | None:
-        return (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
 
     def _send_json(self, value: Any) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -171,11 +170,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-
-def _info(name: str, commit: str, files: Files) -> dict[str, Any]:
-    siblings = [{"rfilename": file} for file in files]
-    return {"_id": "0", "id": name, "sha": commit, "private": False, "siblings": siblings}
 
 
 def _entry(file: str, contents: bytes) -> dict[str, Any]:
