@@ -28,13 +28,9 @@ class Cell:
     split: str = ""
 
     @property
-    def types(self) -> str:
-        return f"{self.weights}+{self.cache}"
-
-    @property
     def name(self) -> str:
         """The name in files and tables."""
-        return f"{self.model} {self.types} {self.split}".rstrip()
+        return f"{self.model} {self.weights}+{self.cache} {self.split}".rstrip()
 
     @property
     def options(self) -> dict[str, Any]:
