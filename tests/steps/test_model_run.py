@@ -44,6 +44,12 @@ def test_the_output_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_name_that_is_not_utf8_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="--out"):
+        output(tmp_path / "\udcff").check()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_resumed_run_has_its_record_and_its_threads(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     with pytest.raises(KeyboardInterrupt), output(tmp_path).run(RECORD) as run:

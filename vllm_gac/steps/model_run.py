@@ -67,9 +67,17 @@ class Output:
         """Refuse, before any work, what `run` would refuse.
 
         Raises:
-            CheckpointError: There is unfinished work and `resume` is false, or an input lies there.
+            CheckpointError: There is unfinished work and `resume` is false, an input lies there, or
+                the name is not UTF-8.
             DiskError: Something is there.
         """
+        try:
+            str(self.path.absolute()).encode()
+        except UnicodeEncodeError as e:
+            raise CheckpointError(
+                f"--out {self.path}: not UTF-8, and tokenizers are opened by no other name; choose "
+                "another"
+            ) from e
         if self.is_ours:
             check_output(self.path, self.resume, self.inputs)
 
