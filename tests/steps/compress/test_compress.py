@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write
 from tests.support.hub import files_of
 from tests.support.stored_models import logits_of
+from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError, PlanError
@@ -229,3 +230,14 @@ def test_a_compressed_model_and_what_is_of_another_model_are_refused(
         with pytest.raises(error, match=str(named)):
             compress(source, tmp_path / "out", **{"calibration": [text]} | SMALL | given)
         assert not list(tmp_path.glob("out*"))
+
+
+def test_a_broken_request_in_a_plan_is_named(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    raw = json.loads(demo.PLAN.read_text())
+    plan.write_text(json.dumps(raw | {"notes": {"request": {"param_ratio": "x"}}}))
+    text = tmp_path / "text.txt"
+    text.write_text("words")
+    with pytest.raises(PlanError, match=r"notes\.request.*--param-ratio"):
+        compress(demo.MODEL, tmp_path / "out", plan, calibration=[text], held_out=[text])
+    assert not list(tmp_path.glob("out*"))

@@ -11,7 +11,7 @@ from vllm_gac.checkpoint.open import Checkpoint, open_dense, warn_of_dtype
 from vllm_gac.checkpoint.writer import fingerprint, size_and_time
 from vllm_gac.compression.measured import StatsSpec
 from vllm_gac.compression.statistics_file import Statistics, open_statistics
-from vllm_gac.errors import CheckpointError
+from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.options import options_of, record_of
 from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_layout, read_plan
 from vllm_gac.planning.problem import Problem
@@ -135,7 +135,10 @@ def _plan(
         if not isinstance(noted, dict):
             return requested
         known = options_of(PlanRequest)
-        requested = PlanRequest(**{name: noted[name] for name in known if name in noted})
+        try:
+            requested = PlanRequest(**{name: noted[name] for name in known if name in noted})
+        except PlanError as e:
+            raise PlanError(f"--plan: notes.request: {e}") from e
     if requested.keeps_everything:
         return dense_plan(checkpoint)
     Problem(requested, checkpoint).check_feasible()
