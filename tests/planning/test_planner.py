@@ -390,6 +390,28 @@ def test_linears_are_parts_of_their_own_unless_time_counts(
         assert not limit or part.costs[0, 2] == 0
 
 
+@pytest.mark.parametrize("methods", [("lowrank",), ("heads", "prune", "lowrank")])
+@pytest.mark.parametrize("quantization", [None, "fp8_per_tensor"])
+def test_times_of_parts_add_up_to_the_layers(
+    models: Models, methods: tuple[str, ...], quantization: str | None
+) -> None:
+    """In FP8, what our SwiGLU gains is lost once, however many halves of an MLP have ranks."""
+    request = PlanRequest(methods=methods, latency_ratio=0.8, quantization=quantization, gpu="h200")
+    problem = Problem(request, models["big"])
+    dense, deployment = models["big"].layout, problem.deployment
+    assert deployment is not None
+    parts = part_candidates(dense, request, deployment)
+    before = deployment.nanoseconds(dense, dense.layers[:1])
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        layer, sum_of_parts = dense.layers[0], before
+        for part in parts:
+            position = rng.integers(len(part.layers))
+            layer = part.put(layer, part.layers[position])
+            sum_of_parts += part.costs[position, 2]
+        assert abs(deployment.nanoseconds(dense, [layer]) - sum_of_parts) <= len(parts)
+
+
 def test_keys_that_fp8_rounds_away_are_cached_as_latents(models: Models) -> None:
     """As in the first layer of a Qwen2, whose biases are hundreds of times the rest of a key."""
     big = models["big"]

@@ -16,11 +16,11 @@ from vllm_gac.compression.methods.base import Candidates, Choices, Curve, Prefix
 from vllm_gac.compression.methods.registry import METHODS, methods_of
 from vllm_gac.gpu.decode_fit import fits_decode_kernel
 from vllm_gac.gpu.latency.layer import (
-    ONE_INPUT,
     BatchMix,
     Deployment,
     attention_microseconds,
     mlp_microseconds,
+    timed_together,
 )
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
@@ -137,8 +137,7 @@ def choices_of(dense: ModelLayout, request: PlanRequest, deployment: Deployment 
         key_group=request.key_group,
         value_group=request.value_group,
         tensor_parallel_size=request.tensor_parallel_size,
-        # Under a budget of time, those of one input: they are computed together.
-        together=ONE_INPUT if request.weighs_time else [(name,) for name in LINEARS],
+        together=timed_together(serving) if request.weighs_time else [(n,) for n in LINEARS],
         up_to=request.up_to,
         served=served,
         fastest=fastest,

@@ -38,7 +38,7 @@ _PRIOR = {"mlp": 0.7 / 3, "self_attn": 0.17 / 4}
 _SHARES = tuple(i / 16 for i in range(15, 3, -1))
 # At most this many ranks are tried for a linear, evenly spread: for one that is chosen alone, and
 # where two or three are chosen together, in all combinations.
-_MAX_RANKS = {1: 48, 2: 24, 3: 12}
+_MAX_RANKS = {1: 48, 2: 24, 3: 16}
 
 
 class LowRank(Method):
@@ -86,7 +86,7 @@ class LowRank(Method):
 
         Attention has its linear layers whole, or all of them at one of a few shares. An MLP is
         narrower or factorized. Otherwise every linear is a part of its own; under a budget of time,
-        the linear layers of one input are one part, because they are computed together.
+        those whose times depend on each other are one part.
         """
         parts_of_layer, left, dense_layer = [], list(LINEARS), choices.dense.layers[0]
         for part in parts:
@@ -125,16 +125,16 @@ def ranks_below_breakeven(choices: Choices, layer: LayerLayout, linear: str) -> 
 
 
 def _combined(choices: Choices, linears: Sequence[str], limit: int) -> list[LayerLayout]:
-    """All combinations of at most `limit` ranks of each linear or the whole one.
+    """All combinations of at most `limit` ranks of each linear, the fastest, or the whole one.
 
     That in which all are whole is not among them.
     """
     layer = choices.dense.layers[0]
     each: list[list[Mapping[str, int]]] = []
     for name in linears:
-        ranks = evenly_spread(ranks_below_breakeven(choices, layer, name), limit)
-        layers = [with_ranks(layer, {name: rank}) for rank in ranks]
-        each.append([{}, *(small.ranks for small in choices.fastest(name, layers))])
+        ranks = ranks_below_breakeven(choices, layer, name)
+        fastest = choices.fastest(name, [with_ranks(layer, {name: rank}) for rank in ranks])
+        each.append([{}, *(small.ranks for small in evenly_spread(fastest, limit))])
     together = (dict(chain.from_iterable(r.items() for r in ranks)) for ranks in product(*each))
     return [with_ranks(layer, ranks) for ranks in together if ranks]
 

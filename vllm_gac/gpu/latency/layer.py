@@ -121,6 +121,16 @@ class Deployment:
         return self.nanoseconds(dense, dense.layers, DENSE) / 1000
 
 
+def timed_together(deployment: Deployment) -> Sequence[tuple[str, ...]]:
+    """Groups of linear layers, the time of which is the sum over groups.
+
+    In FP8, our kernel for SwiGLU quantizes the input of the down projection. It serves neither half
+    of an MLP in which one is factorized.
+    """
+    is_fused = deployment.types.weights == "fp8" and deployment.profile.fused
+    return (_QKV, _O, _GATE_UP + _DOWN) if is_fused else ONE_INPUT
+
+
 def layer_microseconds(
     dense: ModelLayout, layer: LayerLayout, deployment: Deployment, served: ServedBy = COMPRESSED
 ) -> float:
