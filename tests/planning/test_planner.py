@@ -30,8 +30,8 @@ from vllm_gac.layout.dims import LINEARS, LayerLayout, layout_of
 from vllm_gac.planning.knapsack_items import choices_of, part_candidates, part_parameters
 from vllm_gac.planning.losses import with_fp8_cache
 from vllm_gac.planning.plan_file import planned_layout
-from vllm_gac.planning.planner import best_plan, prior_plan
-from vllm_gac.planning.problem import Problem
+from vllm_gac.planning.planner import best_plan, check_feasible, prior_plan
+from vllm_gac.planning.problem import Problem, Problems
 from vllm_gac.planning.request import PlanRequest
 
 H200 = Deployment(read_profile("h200"), BatchMix())
@@ -64,7 +64,7 @@ def test_no_budget_is_exceeded_and_every_dim_is_an_allowed_one(
         kv_ratio=kv_ratio,
         methods=sorted(methods),
         align=strategy,
-        key_form=key_form,
+        key_form=key_form if "heads" in methods else "auto",
     )
     try:
         if seed is None:
@@ -480,6 +480,19 @@ def test_an_infeasible_budget_names_the_least_that_is_feasible(
     best_plan(demo, losses, PlanRequest(**{ratio: least}))
     with pytest.raises(PlanError, match="--"):
         best_plan(demo, losses, PlanRequest(**{ratio: least - 2e-4}))
+
+
+def test_a_budget_that_fewer_methods_keep_is_feasible(tmp_path: Path) -> None:
+    """Attention has a few shares for ranks beside heads, and any rank without them."""
+    qwen3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 1024}
+    dense = model(tmp_path, **LLAMA_8B | qwen3 | {"num_hidden_layers": 4})
+    request = PlanRequest(param_ratio=0.04, methods=("heads", "lowrank"))
+    with pytest.raises(PlanError, match="--param-ratio"):
+        Problem(request, dense).check_feasible()
+    check_feasible(request, Problems(dense))
+    assert prior_plan(dense, request).methods
+    with pytest.raises(PlanError, match=r"--param-ratio .* 0\.0[23]"):
+        check_feasible(replace(request, param_ratio=0.01), Problems(dense))
 
 
 @pytest.mark.parametrize("batch", [1, 64, 256])

@@ -255,33 +255,47 @@ def _no_slower_solution(
 def _best_solution(
     request: PlanRequest, model: Checkpoint, losses: Losses, problems: Problems
 ) -> tuple[Problem, Solution]:
-    """The best choice by the request's methods, or by some of them if it is better.
-
-    Where a method refines the candidates of others, there are few of its own, or their combinations
-    would be too many. With fewer methods there are more.
-    """
-    changed = problems.of(request).changed_fields
-    methods = {name: method for name in request.methods for method in methods_of([name])}
-    tried = [request]
-    if any(method.refines for method in methods.values()):
-        always = [n for n, m in methods.items() if m.refines or changed.intersection(m.fields)]
-        others = [name for name in methods if name not in always]
-        subsets = chain.from_iterable(combinations(others, n) for n in range(len(others)))
-        tried += [replace(request, methods=(*kept, *always)) for kept in subsets]
+    """The best choice by the request's methods, or by some of them if it is better."""
     solutions: list[tuple[Problem, Solution]] = []
     faults: list[PlanError] = []
-    for one in tried:
+    for one in _with_fewer_methods(request, problems):
         try:
             problem = problems.of(one)
             solutions.append((problem, problem.solve(losses)))
         except PlanError as e:  # of these methods none may fit the budgets, but fewer may
             faults.append(e)
     if not solutions:
+        check_feasible(request, problems)
         raise faults[0]
     if request.max_loss is None:
         return min(solutions, key=lambda one: one[1].loss)
 
     return min(solutions, key=lambda one: (one[0].minimized(one[1].layers), one[1].loss))
+
+
+def check_feasible(request: PlanRequest, problems: Problems) -> None:
+    """Raise PlanError, before anything is measured, if no plan is within the budgets.
+
+    The message names the option and the smallest value that is feasible.
+    """
+    every = [problems.of(one) for one in _with_fewer_methods(request, problems)]
+    min(every, key=Problem.excess).check_feasible()
+
+
+def _with_fewer_methods(request: PlanRequest, problems: Problems) -> list[PlanRequest]:
+    """The request, and if a method refines the candidates of others, it without some of these.
+
+    Of the refining method there are few candidates, or their combinations would be too many. With
+    fewer methods there are more.
+    """
+    changed = problems.of(request).changed_fields
+    methods = {name: method for name in request.methods for method in methods_of([name])}
+    if not any(method.refines for method in methods.values()):
+        return [request]
+    always = [n for n, m in methods.items() if m.refines or changed.intersection(m.fields)]
+    others = [name for name in methods if name not in always]
+    subsets = chain.from_iterable(combinations(others, n) for n in range(len(others)))
+    return [request, *(replace(request, methods=(*kept, *always)) for kept in subsets)]
 
 
 def _time_budget(

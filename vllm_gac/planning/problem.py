@@ -100,6 +100,14 @@ class Problem:
         dense = self._dense.layers[0]
         return {name for part in self._parts if dense not in part.layers for name in part.fields}
 
+    def excess(self) -> float:
+        """By what share of the dense model the smallest plan exceeds a budget; at least 0."""
+        dense = [self.parameters.dense, self.kv_elements.dense]
+        if self.deployment is not None:
+            dense.append(1000 * self.deployment.dense_microseconds(self._dense))
+        unspent = self._unspent(self._limits)
+        return float(max(0.0, *(-unspent / dense[: len(unspent)])))
+
     def check_feasible(self) -> None:
         """Check the budgets before anything is measured.
 

@@ -14,7 +14,8 @@ from vllm_gac.compression.statistics_file import Statistics, open_statistics
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.options import options_of, record_of
 from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_layout, read_plan
-from vllm_gac.planning.problem import Problem
+from vllm_gac.planning.planner import check_feasible
+from vllm_gac.planning.problem import Problems
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.text import calibration_texts, described, sha256_of, text_files
 from vllm_gac.steps.max_loss.score import check_command
@@ -141,7 +142,7 @@ def _plan(
             raise PlanError(f"--plan: notes.request: {e}") from e
     if requested.keeps_everything:
         return dense_plan(checkpoint)
-    Problem(requested, checkpoint).check_feasible()
+    check_feasible(requested, Problems(checkpoint))
     return requested
 
 
