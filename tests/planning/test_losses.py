@@ -18,7 +18,14 @@ from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.planning import planner
 from vllm_gac.planning.expected_loss import interval
-from vllm_gac.planning.losses import Losses, loss_by_sequence, measured_losses, read_losses
+from vllm_gac.planning.losses import (
+    Losses,
+    loss_by_sequence,
+    loss_of,
+    measured_losses,
+    prior_losses,
+    read_losses,
+)
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.calibrate import calibrate, write_statistics
@@ -107,6 +114,35 @@ def test_a_curve_is_in_proportion_to_errors_and_meets_its_probe(lost: float) -> 
         curve * errors[0]["width"][probed], curve[probed] * errors[0]["width"]
     )
     assert (curve >= 0).all()
+
+
+@pytest.mark.parametrize("left", [0.0, 2e-5])
+@pytest.mark.parametrize("lost", [0.0, 1e-9])
+def test_a_probe_that_removed_only_dead_channels_tells_no_loss(left: float, lost: float) -> None:
+    """The layer loses what others do; without others, what other models do. Ridges leave errors."""
+    dense = layout_of(config(num_hidden_layers=3))
+    full = dense.layers[0].intermediate_size
+    share = np.arange(full + 1) / full
+    live, dead = (1 - share) ** 2, np.maximum(0.75 - share, 0) ** 2
+    errors = [{"width": curve} for curve in (live, 1000 * dead + left * (1 - share), 3 * live)]
+    tried = probes(dense, ("prune",))
+    curves = measured_losses(dense, tried, errors, np.array([[0.04], [lost], [0.04]]))
+    assert curves[1]["width"][0] == pytest.approx(curves[0]["width"][0])
+    assert curves[2]["width"][0] == pytest.approx(curves[0]["width"][0])
+    (alone,) = measured_losses(dense, tried, errors[1:2], np.array([[lost]]))
+    one = layout_of(config(num_hidden_layers=1))
+    assert alone["width"][0] == pytest.approx(prior_losses(one, ("prune",))[0]["width"][0])
+
+
+def test_a_sequence_has_its_share_of_a_loss_that_no_probe_told(
+    statistics: Statistics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses, dense = read_losses(statistics), statistics.model.layout
+    nothing = 0 * statistics.probes()
+    monkeypatch.setattr(Statistics, "probes", lambda _: nothing)
+    layers = [probes(dense, METHODS)[0].layer] * 2
+    expected = loss_of(dense, layers, losses)
+    assert loss_by_sequence(statistics, layers, losses) == pytest.approx(expected)
 
 
 def test_a_plan_needs_what_was_calibrated_for(

@@ -29,6 +29,9 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 Losses: TypeAlias = Sequence[Mapping[str, Curve]]
 
 _MIN_LOSS = 1e-12
+# Of the error of the whole part. Below it a probe has removed nothing that was used, and tells
+# nothing: ridges leave up to 2e-5 where all of it is dead (methods/prune.py).
+_NEGLIGIBLE = 3e-5
 # What a probe loses on a sequence counts up to so many times the median of the sequences, and what
 # is above that in all of them adds at most a quarter.
 _MAX_OVER_MEDIAN, _MAX_ADDED = 4.0, 1.25
@@ -66,7 +69,8 @@ def loss_by_sequence(
         of: The losses of all sequences together, as `read_losses` returns them.
     """
     dense, probed = stats.model.layout, _read_probed(stats)
-    shares = probed / np.maximum(probed.mean(2, keepdims=True), _MIN_LOSS)
+    mean = probed.mean(2, keepdims=True)
+    shares = np.divide(probed, mean, out=np.ones_like(probed), where=mean > _MIN_LOSS)
     components = [probe.component for probe in probes(dense, stats.measured.methods)]
     by_sequence = np.zeros(shares.shape[2])
     for index, layer in enumerate(layers):
@@ -126,20 +130,31 @@ def measured_losses(
 ) -> Losses:
     """Combine errors and probes into losses.
 
+    Where a probe has a negligible error, the whole part loses the median of what it loses in other
+    layers, or what it loses in other models if there are none.
+
     Args:
         dense: The model's layout.
         tried: The probes, which are the same in every layer.
         errors: The error curves of every layer, by name.
         measured: [layers, probes] what they lose, in nats per token.
     """
-    losses = []
-    for of, lost in zip(errors, np.maximum(measured, _MIN_LOSS), strict=True):
-        worth = {}
-        for probe, x in zip(tried, lost, strict=True):
-            dims = _dims(dense, probe.layer, of)
-            error = sum(
-                float(of[name][dim]) for name, dim in dims if component_of(name) == probe.component
-            )
-            worth[probe.component] = x / max(error, _MIN_LOSS)
-        losses.append({name: worth[component_of(name)] * curve for name, curve in of.items()})
+    losses: list[dict[str, Curve]] = [{} for _ in errors]
+    for probe, lost in zip(tried, np.maximum(measured, _MIN_LOSS).T, strict=True):
+        dims = [
+            (name, dim)
+            for name, dim in _dims(dense, probe.layer, errors[0])
+            if component_of(name) == probe.component
+        ]
+        error = np.array([sum(float(of[name][dim]) for name, dim in dims) for of in errors])
+        whole = np.array([sum(float(of[name][0]) for name, _ in dims) for of in errors])
+        if (tells := error > _NEGLIGIBLE * whole).any():
+            usual = float(np.median((lost / np.where(tells, error, 1) * whole)[tells]))
+        else:
+            prior = owner_of(dims[0][0]).prior(dense)
+            usual = sum(float(prior[name][0]) for name, _ in dims) / len(errors)
+        worth = np.where(tells, lost, usual) / np.where(tells, error, np.maximum(whole, _MIN_LOSS))
+        for of, by_name, x in zip(errors, losses, worth, strict=True):
+            own = [name for name in of if component_of(name) == probe.component]
+            by_name |= {name: x * of[name] for name in own}
     return losses
