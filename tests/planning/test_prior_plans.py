@@ -1,6 +1,7 @@
 """Plans without statistics meet budgets, use allowed dims, and make layers nearly equal."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from tests.planning.test_plan_file import Models
 from vllm_gac.compression.methods.registry import METHODS
 from vllm_gac.errors import PlanError
+from vllm_gac.gpu.profile_files import read_profile, write_profile
 from vllm_gac.layout.dims import LINEARS, breakeven_rank
 from vllm_gac.planning.losses import prior_losses
 from vllm_gac.planning.planner import prior_plan
@@ -55,6 +57,14 @@ def test_what_some_methods_can_do_is_done_with_more_of_them(models: Models) -> N
     )
     assert many.nanoseconds is not None
     assert many.nanoseconds == few.nanoseconds
+
+
+def test_dims_are_those_of_the_profile_as_it_is_now(tmp_path: Path) -> None:
+    path, offered = tmp_path / "profile.json", []
+    for noise in (0.02, 0.25):
+        write_profile(path, read_profile("h200").model_copy(update={"noise": noise}))
+        offered.append(PlanRequest(align="measured", gpu=str(path)).up_to(1024, "width"))
+    assert offered[0] != offered[1]
 
 
 def test_the_cache_cannot_shrink_without_the_heads_method(models: Models) -> None:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from vllm_gac.checkpoint.atomic_files import write_text
+from vllm_gac.checkpoint.headers import version_of
 from vllm_gac.checkpoint.untrusted_files import read_json
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.profile import GpuProfile
@@ -14,12 +15,12 @@ DEFAULT_GPU = "h200"
 _SHIPPED = Path(__file__).parent / "profiles"
 
 
-def shipped_profiles() -> list[str]:
-    """Names of the profiles in the package, sorted."""
-    return sorted(path.stem for path in _SHIPPED.glob("*.json"))
-
-
 @functools.cache
+def shipped_profiles() -> tuple[str, ...]:
+    """Names of the profiles in the package, sorted."""
+    return tuple(sorted(path.stem for path in _SHIPPED.glob("*.json")))
+
+
 def read_profile(gpu: str = DEFAULT_GPU) -> GpuProfile:
     """The profile of a GPU: a shipped one, by its name, or one by the path of a profile.json.
 
@@ -35,6 +36,11 @@ def read_profile(gpu: str = DEFAULT_GPU) -> GpuProfile:
             "others on the GPU itself, with 'vllm-gac profile --out profile.json', and give the "
             "path of that file"
         )
+    return _read(path, version_of(path.stat()) if path.is_file() else None)
+
+
+@functools.cache
+def _read(path: Path, _version: tuple[int, int] | None) -> GpuProfile:
     return validate(GpuProfile, read_json(path, ProfileError), str(path), ProfileError)
 
 

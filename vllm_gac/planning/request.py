@@ -274,7 +274,8 @@ class PlanRequest:
         parallel = self.tensor_parallel_size
         quantized = quantized_as(self.quantization, self.kv_cache_dtype == "fp8")
         multiple = quantized.multiple(role, heads, parallel)
-        return _up_to(full, self.align, role, self.gpu, parallel, multiple)
+        profile = read_profile(self.gpu or DEFAULT_GPU) if self.align == "measured" else None
+        return _up_to(full, self.align, role, self.gpu, parallel, multiple, profile)
 
     def deployment(self) -> "Deployment | None":
         """The deployment that the plan is for, or None if the request names none.
@@ -355,9 +356,18 @@ class PlanRequest:
 
 @cache
 def _up_to(
-    full: int, strategy: Strategy, role: Role, gpu: str | None, parallel: int, multiple: int
+    full: int,
+    strategy: Strategy,
+    role: Role,
+    gpu: str | None,
+    parallel: int,
+    multiple: int,
+    _profile: GpuProfile | None,
 ) -> tuple[int, ...]:
-    """The allowed dims up to the dense one, which always is, in rising order."""
+    """The allowed dims up to the dense one, which always is, in rising order.
+
+    `_profile` is what `gpu` names now: another one is another key of the cache.
+    """
     more = {"tensor_parallel_size": parallel, "multiple": multiple}
     dims = {full, *allowed_dims(1, full, strategy, role, gpu, **more)}
     if strategy == "minimal":
