@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,12 +18,14 @@ from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.values import all_faults
 from vllm_gac.errors import CheckpointError, PlanError
+from vllm_gac.gpu.profile_files import read_profile, write_profile
 from vllm_gac.layout.dims import KeyLayout, ModelLayout, ValueLayout
 from vllm_gac.planning.plan_file import dense_plan
 from vllm_gac.planning.planner import plan as plan_of
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate.calibrate import calibrate
 from vllm_gac.steps.calibrate.request import CalibrateRequest
+from vllm_gac.steps.compress import compress as module
 from vllm_gac.steps.compress.compress import compress
 from vllm_gac.steps.compress.request import CompressRequest
 from vllm_gac.steps.evaluate.perplexity import window_losses
@@ -241,3 +244,15 @@ def test_a_broken_request_in_a_plan_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"notes\.request.*--param-ratio"):
         compress(demo.MODEL, tmp_path / "out", plan, calibration=[text], held_out=[text])
     assert not list(tmp_path.glob("out*"))
+
+
+def test_a_run_does_not_go_on_with_a_profile_that_has_changed(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "write_statistics", Mock(side_effect=KeyboardInterrupt))
+    path = tmp_path / "profile.json"
+    asked = PlanRequest(param_ratio=0.8, gpu=str(path))
+    for gpu, error in (("1", KeyboardInterrupt), ("1", KeyboardInterrupt), ("2", CheckpointError)):
+        write_profile(path, read_profile("h200").model_copy(update={"gpu": gpu}))
+        with pytest.raises(error):
+            compress(model, tmp_path / "out", asked, calibration=[text], resume=True, **SMALL)

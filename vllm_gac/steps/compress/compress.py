@@ -5,6 +5,7 @@ runs/workspace.py). The statistics and every shard are written once and synced, 
 run that was killed can be continued, and ends in the same bytes.
 """
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from vllm_gac.compression.measured import HELD
 from vllm_gac.compression.reference_model import batches
 from vllm_gac.compression.statistics_file import Statistics, open_statistics
 from vllm_gac.errors import CheckpointError
+from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.options import record_of
 from vllm_gac.planning.plan_file import Plan, planned_layout, read_plan
@@ -147,10 +149,18 @@ def compress(
         held_out=held_out,
         score=request.score,
     )
-    with output.run({"device": device, **inputs.record, **record_of(request)}) as run:
+    record = {"device": device, "profile": _profile_sha256(inputs.plan), **inputs.record}
+    with output.run({**record, **record_of(request)}) as run:
         if not run.finished:
             _make(inputs, request, run, device, progress)
     return _recorded(output.path, inputs.checkpoint)
+
+
+def _profile_sha256(plan: Plan | PlanRequest) -> str | None:
+    """The digest of the profile that is planned by; None if the request names none."""
+    if isinstance(plan, Plan) or plan.gpu is None:
+        return None
+    return hashlib.sha256(read_profile(plan.gpu).model_dump_json().encode()).hexdigest()
 
 
 def _make(
