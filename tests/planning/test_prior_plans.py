@@ -1,19 +1,21 @@
 """Plans without statistics meet budgets, use allowed dims, and make layers nearly equal."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from tests.planning.test_plan_file import Models
+from tests.support.measured_layers import made_up_losses
 from vllm_gac.compression.methods.registry import METHODS
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.profile_files import read_profile, write_profile
 from vllm_gac.layout.dims import LINEARS, breakeven_rank
 from vllm_gac.planning.losses import prior_losses
-from vllm_gac.planning.planner import prior_plan
+from vllm_gac.planning.planner import best_plan, prior_plan
 from vllm_gac.planning.request import PlanRequest
 
 
@@ -57,6 +59,20 @@ def test_what_some_methods_can_do_is_done_with_more_of_them(models: Models) -> N
     )
     assert many.nanoseconds is not None
     assert many.nanoseconds == few.nanoseconds
+
+
+def test_the_note_of_the_gap_names_its_unit_if_it_is_not_of_loss(models: Models) -> None:
+    """A plan that is the fastest of those that lose about as little has a gap of loss."""
+    big, request = models["big"], PlanRequest(methods=("heads",), kv_ratio=0.5)
+    losses = made_up_losses(big.layout)
+    plain, faster = (best_plan(big, losses, replace(request, gpu=gpu)) for gpu in (None, "h200"))
+    more = (faster.expected_loss or 0) - (plain.expected_loss or 0)
+    assert faster.notes["gap"] == pytest.approx(more + plain.notes["gap"], abs=2e-6)
+    assert more > 1e-5
+    for minimize, name in (("time", "gap_nanoseconds"), ("bytes", "gap_bytes")):
+        request = PlanRequest(methods=("heads",), max_loss=0.05, minimize=cast("Any", minimize))
+        notes = prior_plan(models["big"], request).notes
+        assert [key for key in notes if key.startswith("gap")] == [name]
 
 
 def test_dims_are_those_of_the_profile_as_it_is_now(tmp_path: Path) -> None:

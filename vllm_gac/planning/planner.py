@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 # profile, one of Llama-3-8B's shape with half the cache decodes 128 sequences of 2,300 tokens in
 # 8.1 ms for 11.6, one of a trained 1.5B 256 of 2,048 in 4.8 for 5.2.
 _NEAR = 1.02
+# Where the notes say how far a plan may be from the best one: of loss, in nats per token.
+_GAPS = {"loss": "gap", "time": "gap_nanoseconds", "bytes": "gap_bytes"}
 # A warning is given if rounding keys is expected to lose more than this, in nats per token.
 _MUCH = 0.05
 
@@ -189,7 +191,7 @@ def best_plan(
         layers=[LayerSection.model_validate(layer.section()) for layer in solution.layers],
         notes={
             "planner": "knapsack",
-            "gap": solution.gap,
+            _GAPS[request.minimize if request.max_loss else "loss"]: solution.gap,
             "types": asdict(request.types),
         }
         | about_time
@@ -233,7 +235,9 @@ def _no_slower_solution(
     if is_free and 0 < share < 1:  # what loses more is of no use, however fast
         near = replace(request, max_loss=share)
         with suppress(PlanError):  # there losses are rounded up
-            _, solution = _best_solution(near, model, losses, problems)
+            _, faster = _best_solution(near, model, losses, problems)
+            # In nats again: how much less than the faster one any may lose.
+            solution = replace(faster, gap=max(0.0, faster.loss - solution.loss + solution.gap))
     time = problem.deployment.nanoseconds(model.layout, solution.layers) / 1000
     if time <= dense:
         return problem, solution, about
