@@ -43,7 +43,10 @@ WRONG: dict[str, tuple[str, tuple[Any, ...]]] = {
     "tensor_parallel_size": ("--tp", (0, 2.0)),
     "quantization": ("--quantization", ("int4",)),
     "max_loss": ("--max-loss", (1,)),
-    "latency": ("--latency", (float("inf"),)),
+    "latency": ("--latency", (float("inf"), 1e13)),
+    "decode_batch": ("--decode-batch", (10**6,)),
+    "decode_context": ("--decode-context", (10**8,)),
+    "prefill_tokens": ("--prefill-tokens", (10**8,)),
 }
 TAKEN = {
     "calibrate": "device revision",
@@ -54,7 +57,7 @@ TAKEN = {
     "heal": "device revision",
     "HealRequest": "sequence_length train",
     "PlanRequest": "param_ratio kv_ratio methods align key_group tensor_parallel_size quantization "
-    "max_loss latency",
+    "max_loss latency decode_batch decode_context prefill_tokens",
 }
 
 

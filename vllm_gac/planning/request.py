@@ -38,6 +38,8 @@ BUDGET_FLAGS = {
 }
 # The options that describe the steps of a deployment. `BatchMix` has the same names.
 _BATCH_MIX = ("decode_batch", "decode_context", "prefill_tokens")
+# More than any engine takes, and few enough that nanoseconds and bytes are integers of 64 bits.
+_MAX_SEQUENCES, _MAX_TOKENS, _MAX_MICROSECONDS = 10**5, 10**7, 10**12
 
 # Of a number of a quantized linear, if not 1. MX formats have a scale of a byte for each 32, and
 # W4A16 one of two bytes for each group.
@@ -214,19 +216,28 @@ class PlanRequest:
             "--decode-batch",
             "sequences in a decode step; default: 64",
             kind="count",
+            maximum=_MAX_SEQUENCES,
             group="time",
         ),
     )
     decode_context: int | None = field(
         default=None,
         metadata=option(
-            "--decode-context", "tokens of each; default: 2048", kind="count", group="time"
+            "--decode-context",
+            "tokens of each; default: 2048",
+            kind="count",
+            maximum=_MAX_TOKENS,
+            group="time",
         ),
     )
     prefill_tokens: int | None = field(
         default=None,
         metadata=option(
-            "--prefill-tokens", "in a prefill step; default: 2048", kind="count", group="time"
+            "--prefill-tokens",
+            "in a prefill step; default: 2048",
+            kind="count",
+            maximum=_MAX_TOKENS,
+            group="time",
         ),
     )
 
@@ -239,6 +250,8 @@ class PlanRequest:
         refuse_unexpected(self, PlanError)
         if self.latency is not None and self.latency_ratio is not None:
             raise PlanError("--latency and --latency-ratio: give one of them")
+        if (self.latency or 0) > _MAX_MICROSECONDS:
+            raise PlanError(f"--latency {self.latency}: expected {_MAX_MICROSECONDS:,} at most")
         if self.max_loss is not None and self.limits_time:
             raise PlanError(
                 "--max-loss finds the fastest model, so that a limit of time has no effect; leave "
