@@ -15,7 +15,7 @@ from vllm_gac import (
     evaluate,
     heal,
 )
-from vllm_gac.errors import GacError
+from vllm_gac.errors import GacError, PlanError
 
 NOWHERE = Path("there-is-no-such-model")
 CALLS: dict[str, Any] = {
@@ -69,3 +69,15 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_argument(call: str, name: s
     for value in values:
         with pytest.raises(GacError, match=f"^{flag} "):
             CALLS[call](**{name: value})
+
+
+@pytest.mark.parametrize(
+    "given", [{"key_form": "latent"}, {"key_group": 2}, {"value_group": 2}], ids=str
+)
+def test_what_only_heads_can_do_is_refused_without_them(given: dict[str, Any]) -> None:
+    (name,) = given
+    flag = f"--{name.replace('_', '-')} "
+    with pytest.raises(PlanError, match=f"^{flag}.*prune,lowrank.*heads"):
+        PlanRequest(methods=("prune", "lowrank"), **given)
+    PlanRequest(methods=("heads", "prune"), **given)
+    PlanRequest(methods=("prune",), key_form="rotary", key_group=1, value_group=1)

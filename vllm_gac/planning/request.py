@@ -265,6 +265,13 @@ class PlanRequest:
         if not self.methods:
             usual = usual_methods() if self.max_loss is None else tuple(METHODS)
             object.__setattr__(self, "methods", usual)
+        asked = {"--key-form": self.key_form, "--key-group": self.key_group}
+        for flag, value in (asked | {"--value-group": self.value_group}).items():
+            if value in ("latent", 2) and "heads" not in self.methods:
+                raise PlanError(
+                    f"{flag} {value} has no effect with --method {','.join(self.methods)}, which "
+                    "leaves heads as they are; add heads to --method, or leave it out"
+                )
 
     @property
     def keeps_everything(self) -> bool:
