@@ -9,6 +9,9 @@ import pytest
 from tests.cli.test_main import VERBS
 from tests.support import dense_models
 from vllm_gac.cli import main
+from vllm_gac.gpu.profile_files import read_profile, shipped_profiles
+from vllm_gac.options import options_of
+from vllm_gac.planning.request import PlanRequest
 
 # Options that keep the runs short.
 FEW = ("--max-tokens", "512", "--sequence-length", "64", "--quiet")
@@ -53,3 +56,10 @@ def test_options_that_go_are_taken_with_a_warning(
     warning = capsys.readouterr().err.splitlines()[0]
     assert option[0] in warning
     assert instead in warning
+
+
+def test_the_help_names_the_profiles_that_have_no_times_of_w4a16() -> None:
+    said = options_of(PlanRequest)["quantization"].help
+    for name in shipped_profiles():
+        has_times = any(sweep.dtype == "w4a16" for sweep in read_profile(name).linear)
+        assert (name in said) != has_times

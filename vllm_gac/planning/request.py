@@ -177,7 +177,8 @@ class PlanRequest:
         metadata=option(
             "--quantization",
             "allow only dims that linears quantized in this way take without padding, and dims "
-            "that stay as they are, and predict times in FP8 and W4A16; default: any",
+            "that stay as they are, and predict times in FP8, or in W4A16 if the profile has them "
+            "(h100 and h200 have none); default: any",
             choices=sorted(LINEAR_MULTIPLES),
             group="first",
         ),
