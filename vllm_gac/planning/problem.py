@@ -102,7 +102,7 @@ class Problem:
 
     def excess(self) -> float:
         """By what share of the dense model the smallest plan exceeds a budget; at least 0."""
-        dense = [self.parameters.dense, self.kv_elements.dense]
+        dense: list[float] = [self.parameters.dense, self.kv_elements.dense]
         if self.deployment is not None:
             dense.append(1000 * self.deployment.dense_microseconds(self._dense))
         unspent = self._unspent(self._limits)
