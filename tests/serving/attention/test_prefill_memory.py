@@ -215,7 +215,10 @@ def impl(monkeypatch: pytest.MonkeyPatch) -> Any:
         scheduler_config=SimpleNamespace(max_num_seqs=256),
     )
     vars(made).update(
-        prefill_layer=layer_of(LATENT, "FA3"), kv_cache_dtype="auto", vllm_config=config
+        prefill_layer=layer_of(LATENT, "FA3"),
+        kv_cache_dtype="auto",
+        vllm_config=config,
+        scratch="for decoding",
     )
     layers = {"0": SimpleNamespace(impl=made)}
     monkeypatch.setattr(prefill_memory, "get_layers_from_vllm_config", lambda *_: layers)
