@@ -22,7 +22,7 @@ from vllm_gac.gpu.latency.layer import BatchMix, Deployment, lacks_fused_times
 from vllm_gac.gpu.profile import W4A16_GROUP, GpuProfile, Types, WeightsDtype
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
-from vllm_gac.layout.key_forms import KEY_FORMS
+from vllm_gac.layout.key_forms import KEY_FORMS, KeyForm, is_latent
 from vllm_gac.layout.rounding import evenly_spread
 from vllm_gac.layout.schema import Role, Strategy
 from vllm_gac.options import option, record_of, refuse_unexpected
@@ -266,9 +266,13 @@ class PlanRequest:
         if not self.methods:
             usual = usual_methods() if self.max_loss is None else tuple(METHODS)
             object.__setattr__(self, "methods", usual)
-        asked = {"--key-form": self.key_form, "--key-group": self.key_group}
-        for flag, value in (asked | {"--value-group": self.value_group}).items():
-            if value in ("latent", 2) and "heads" not in self.methods:
+        latent = self.key_form != "auto" and is_latent(cast(KeyForm, self.key_form))
+        for flag, value, is_of_heads in (
+            ("--key-form", self.key_form, latent),
+            ("--key-group", self.key_group, self.key_group == 2),
+            ("--value-group", self.value_group, self.value_group == 2),
+        ):
+            if is_of_heads and "heads" not in self.methods:
                 raise PlanError(
                     f"{flag} {value} has no effect with --method {','.join(self.methods)}, which "
                     "leaves heads as they are; add heads to --method, or leave it out"
