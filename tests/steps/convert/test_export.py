@@ -64,7 +64,9 @@ ALIKE = ({"intermediate_size": 40, **heads(2, 1)},) * 3
         pytest.param({}, KV_HEADS, "per-layer-config", id="KV heads"),
         pytest.param({}, FEWER, "per-layer-config", id="fewer query heads in all"),
         pytest.param({}, ALIKE, "dense", id="alike"),
-        pytest.param({"model_type": "qwen2"}, WIDTHS, "per-layer-config", id="qwen2"),
+        pytest.param(
+            {"model_type": "qwen2", "hidden_size": 64}, WIDTHS, "per-layer-config", id="qwen2"
+        ),
         pytest.param({"model_type": "qwen3"}, KV_HEADS, "per-layer-config", id="qwen3"),
         pytest.param(SMOLLM, KV_HEADS, "per-layer-config", id="smollm3"),
         pytest.param(
@@ -163,9 +165,20 @@ def test_query_heads_that_transformers_refuses_of_a_llama_are_refused(tmp_path: 
     model = compressed(tmp_path / "gac", WIDE, *five)
     with pytest.raises(CheckpointError, match="48, is no multiple of its 5 query heads"):
         export(model, tmp_path / "out", progress=False)
-    model = compressed(tmp_path / "qwen2", WIDE | {"model_type": "qwen2"}, *five)
+    model = compressed(tmp_path / "qwen3", WIDE | {"model_type": "qwen3"}, *five)
     export(model, tmp_path / "out", progress=False)
     AutoConfig.from_pretrained(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("hidden", "queries"), [(64, 2), (48, 4)])
+def test_query_heads_that_vllm_misreads_of_a_qwen2_are_refused(
+    hidden: int, queries: int, tmp_path: Path
+) -> None:
+    """Its Qwen2 takes the size of heads from that of the hidden states, whatever head_dim says."""
+    raw = WIDE | {"model_type": "qwen2", "hidden_size": hidden}
+    model = compressed(tmp_path / "gac", raw, *(heads(queries, 2),) * 3)
+    with pytest.raises(CheckpointError, match=f"Qwen2.* {hidden} .* {queries} query heads of 16"):
+        export(model, tmp_path / "out", progress=False)
 
 
 def test_the_dtype_is_kept_under_its_new_key(tmp_path: Path) -> None:

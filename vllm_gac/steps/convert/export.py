@@ -107,6 +107,12 @@ def exported_config(source: Checkpoint) -> dict[str, Any]:
             f"{source.directory}: transformers reads no Llama whose hidden size, "
             f"{layout.hidden_size}, is no multiple of its {queries} query heads; serve it as it is"
         )
+    if raw["model_type"] == "qwen2" and layout.hidden_size != queries * layout.head_dim:
+        raise CheckpointError(
+            f"{source.directory}: of a Qwen2 vLLM ignores head_dim, and hidden states of "
+            f"{layout.hidden_size} are not as wide as its {queries} query heads of "
+            f"{layout.head_dim}, so vLLM would compute another model; serve it as it is"
+        )
     kept = {key: value for key, value in raw.items() if key not in _DROPPED}
     kept |= {
         "architectures": [family.architecture],
