@@ -65,6 +65,15 @@ def test_per_layer_config_without_the_models_own_dims(tmp_path: Path) -> None:
     assert_same_logits(write(tmp_path, written, model), model, "per-layer-config")
 
 
+def test_a_layer_that_is_left_out_has_the_familys_number_of_kv_heads(tmp_path: Path) -> None:
+    raw = config(num_key_value_heads=4)
+    layers: list[Dims] = [{"num_key_value_heads": 1}, {}]
+    written = raw | {"per_layer_config": {"0": layers[0]}}
+    del written["num_key_value_heads"]  # transformers takes that of the query heads
+    model = heterogeneous(raw, layers)
+    assert_same_logits(write(tmp_path, written, model), model, "per-layer-config")
+
+
 def test_a_skipped_part_costs_next_to_nothing(tmp_path: Path) -> None:
     layers: list[Dims] = [{"skip": ["attention"]}, {"skip": ["mlp"]}, {}]
     written = RAW | {"per_layer_config": {"0": layers[0], "1": layers[1]}}
@@ -111,6 +120,12 @@ def test_shapes_that_no_key_speaks_of(changes: dict[str, Any], tmp_path: Path) -
         {"num_attention_heads": 6, "intermediate_size": 5},
     ]
     model = heterogeneous(raw, layers)
+    assert_same_logits(write(tmp_path, raw, model), model, "hf-pruned")
+
+
+def test_hidden_states_that_transformers_refuses_of_a_llama_alone(tmp_path: Path) -> None:
+    raw = RAW | MISTRAL
+    model = heterogeneous(raw | {"hidden_size": 42}, [{}] * 3)
     assert_same_logits(write(tmp_path, raw, model), model, "hf-pruned")
 
 

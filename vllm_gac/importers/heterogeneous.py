@@ -83,13 +83,13 @@ def import_layers(
 
 
 def _defaults(raw: Mapping[str, Any], layers: Sequence[LayerDims]) -> dict[str, Any]:
-    """`raw` with dims of the model that it lacks: the largest among its layers."""
+    """`raw` with what it lacks where each layer has its own: the largest among its layers."""
     filled = dict(raw)
     for key, dims in (
-        ("num_key_value_heads", [layer.kv_heads for layer in layers]),
-        ("intermediate_size", [layer.intermediate_size for layer in layers]),
+        ("num_key_value_heads", [layer.kv_heads for layer in layers if layer.has_attention]),
+        ("intermediate_size", [layer.intermediate_size for layer in layers if layer.has_mlp]),
     ):
-        if filled.get(key) is None and any(dims):
+        if filled.get(key) is None and dims and all(dims):
             filled[key] = max(dim for dim in dims if dim)
     return filled
 

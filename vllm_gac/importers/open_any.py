@@ -116,7 +116,8 @@ def infer_layout(checkpoint: Checkpoint) -> ModelLayout:
     """
     embedding = "model.embed_tokens.weight"
     vocab_size, hidden_size = _shape(checkpoint, embedding)
-    if hidden_size % (heads := checkpoint.layout.layers[0].query_heads):
+    heads = checkpoint.layout.layers[0].query_heads
+    if checkpoint.raw_config["model_type"] == "llama" and hidden_size % heads:
         why = f"transformers wants a multiple of the config's {heads} attention heads"
         raise _nonsense(checkpoint, embedding, why)
     dense = replace(checkpoint.layout, vocab_size=vocab_size, hidden_size=hidden_size)
