@@ -12,6 +12,7 @@ import vllm_gac.transformers  # noqa: F401  # registers them
 from tests.serving.models import HETEROGENEOUS, MINISTRAL, layer, write_model
 from tests.support.dense_models import config, write
 from tests.support.stored_models import logits_of, stored_tensors
+from vllm_gac import repair
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.families import ARCHITECTURE, FAMILIES
 
@@ -67,6 +68,17 @@ def test_logits_tokens_and_what_is_saved(family: str, tmp_path: Path) -> None:
     raw = json.loads((tmp_path / "model" / "config.json").read_text())
     saved = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert (saved["gac"], saved["architectures"]) == (raw["gac"], [ARCHITECTURE])
+
+
+def test_a_rope_table_of_one_row(tmp_path: Path) -> None:
+    dense = write(tmp_path / "dense", config(head_dim=12), tokenizer=False)
+    repair(dense, tmp_path / "repaired", progress=False)
+    got = loaded(tmp_path / "repaired")
+    assert got.model.layers[0].self_attn.rope_inv_freq.shape == (2, 8)
+    tokens = TOKENS % 128
+    torch.testing.assert_close(got(tokens).logits, loaded(dense)(tokens).logits)
+    got.save_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(logits_of(tmp_path / "saved", tokens), got(tokens).logits)
 
 
 def test_a_dense_model_is_still_its_familys(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import transformers
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_in
@@ -167,8 +169,28 @@ def _linear(layout: ModelLayout, layer: LayerLayout, name: str) -> nn.Module:
     return factors
 
 
+class _EachHead(ConversionOps):  # type: ignore[misc]  # transformers has no types
+    """Repeat a RoPE table of one row for each key head."""
+
+    def convert(
+        self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any
+    ) -> dict[str, Any]:
+        """As the base class; a table that has its rows stays as it is."""
+        ((name, (table,)),) = input_dict.items()
+        heads = len(model.get_buffer(full_layer_name))
+        return {name: table.repeat(heads, 1) if len(table) == 1 else table}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """A table to save has its rows."""
+        return self
+
+
 def _register() -> None:
     """Let `AutoModelForCausalLM` take `architectures` of config.json for what a model is."""
+    table = "self_attn.rope_inv_freq"
+    shared = WeightConverter(table, table, [_EachHead()])
+    register_checkpoint_conversion_mapping(ARCHITECTURE, [shared], overwrite=True)
     for name, family in FAMILIES.items():
         dense = getattr(transformers, family.architecture)
         ours = type(ARCHITECTURE, (_Compressed, dense), {"__module__": __name__})
