@@ -58,6 +58,9 @@ def test_logits_tokens_and_what_is_saved(family: str, tmp_path: Path) -> None:
     prompts[1, :7], mask[1, :7] = 0, 0  # a shorter prompt
     greedy = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     answers = model.generate(prompts, attention_mask=mask, **greedy)
+    for chunk in (None, 7):
+        static = {"cache_implementation": "static", "prefill_chunk_size": chunk}
+        assert model.generate(prompts, attention_mask=mask, **greedy, **static).equal(answers)
     for answer, start in zip(answers, (0, 7), strict=True):
         expected = logits_of(tmp_path / "model", answer[None, start:])[0, -9:-1].argmax(-1)
         assert answer[-8:].tolist() == expected.tolist()

@@ -54,6 +54,9 @@ class _Compressed:
             if not layout.experts:
                 layer.mlp = _Mlp(layout, dims)
 
+    def _get_static_cache_init_shape(self) -> None:
+        """Let a static cache take each layer's shape from what it first stores."""
+
 
 class _Attention(nn.Module):
     """The attention of a layer, as the reference model computes it, with a cache."""
@@ -91,6 +94,9 @@ class _Attention(nn.Module):
         values = self._heads(self.v_proj(hidden_states), self.layer.value.heads)
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)
         if past_key_values is not None:
+            if past_key_values.is_compileable:
+                # A static cache takes as many values as keys. Others are smaller without copies.
+                values = values.repeat_interleave(keys.shape[1] // values.shape[1], 1)
             keys, values = past_key_values.update(keys, values, self.index)
         attended = scaled_dot_product_attention(
             queries.transpose(1, 2),
