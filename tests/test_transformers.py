@@ -65,9 +65,11 @@ def test_logits_tokens_and_what_is_saved(family: str, tmp_path: Path) -> None:
         expected = logits_of(tmp_path / "model", answer[None, start:])[0, -9:-1].argmax(-1)
         assert answer[-8:].tolist() == expected.tolist()
 
-    loaded(tmp_path / "model").save_pretrained(tmp_path / "saved")
-    before, after = stored_tensors(tmp_path / "model"), stored_tensors(tmp_path / "saved")
-    torch.testing.assert_close(after, before, rtol=0, atol=0)  # and their dtypes
+    before = stored_tensors(tmp_path / "model")
+    for to_save in (loaded(tmp_path / "model"), model.to(torch.bfloat16)):
+        to_save.save_pretrained(tmp_path / "saved")
+        after = stored_tensors(tmp_path / "saved")
+        torch.testing.assert_close(after, before, rtol=0, atol=0)  # and their dtypes
     raw = json.loads((tmp_path / "model" / "config.json").read_text())
     saved = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert (saved["gac"], saved["architectures"]) == (raw["gac"], [ARCHITECTURE])

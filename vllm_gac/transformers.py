@@ -80,7 +80,16 @@ class _Attention(nn.Module):
             if not key.is_latent:
                 self.k_norm = _weight(*layout.norm_shape(layer))
         if key.rope_table:
-            self.register_buffer("rope_inv_freq", torch.ones(key.heads, key.size // 2))
+            table = torch.ones(key.heads, key.size // 2, dtype=torch.float32)
+            self.register_buffer("rope_inv_freq", table)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move or cast everything, but leave the RoPE table in fp32, as the format has it."""
+        table = self._buffers.get("rope_inv_freq")
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's
+        if table is not None and self.rope_inv_freq.dtype != table.dtype:
+            self.rope_inv_freq = table.to(self.rope_inv_freq.device)
+        return self
 
     def forward(
         self,
