@@ -13,7 +13,7 @@ from tests.support.model_files import gac_config, tensors_of, write_model
 from tests.support.stored_models import change_tensors
 from vllm_gac.checkpoint.digests import DIGESTS
 from vllm_gac.checkpoint.layer_shards import write_layer_shards
-from vllm_gac.checkpoint.locate import INDEX_FILE
+from vllm_gac.checkpoint.locate import INDEX_FILE, TEMPLATES
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.checkpoint.writer import write_index
 from vllm_gac.errors import CheckpointError
@@ -21,6 +21,7 @@ from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.verify import verify
 
 FIRST, REST = "model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"
+RAG = f"{TEMPLATES}/rag.jinja"
 Change = Callable[[Path], object]
 
 
@@ -54,6 +55,8 @@ def model(tmp_path: Path) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(gac_config()))
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer()))
+    (directory / TEMPLATES).mkdir()
+    (directory / RAG).write_text("{{ messages }}")
     write_shards(directory)
     write_index(open_checkpoint(directory))
     assert verify(directory).ok
@@ -99,6 +102,7 @@ WEIGHTS: dict[str, tuple[str, Change]] = {
 FILES: dict[str, tuple[str, Change]] = {
     "softmax scale": ("config.json", edited("config.json", "0.25", "0.26")),
     "ids": ("tokenizer.json", edited("tokenizer.json", '"a": 0, "?": 1', '"a": 1, "?": 0')),
+    "template": (RAG, edited(RAG, "messages", "tools")),
     "index": (INDEX_FILE, edited(INDEX_FILE, '"total_size": ', '"total_size": 1')),
 }
 

@@ -35,6 +35,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         "pytorch_model.bin": b"a pickle",
         "consolidated.safetensors": b"the same weights",
         "original/model.safetensors": b"the same weights",
+        "original/tokenizer.json": b"{}",
+        "tokenizers/vocab.json": b"{}",
+        "additional_chat_templates/rag.jinja": b"{{ messages }}",
     }
     narrow = hub.files_of(write_model(tmp_path / "narrow", config(), shards=2)) | beside
     wide = hub.files_of(write_model(tmp_path / "wide", config(intermediate_size=64))) | beside
@@ -63,6 +66,7 @@ def test_a_model_is_fetched_once_and_then_found_without_the_hub(
     assert sorted(path.name for path in directory.iterdir()) == [
         "LICENSE",
         "README.md",
+        "additional_chat_templates",
         "config.json",
         "generation_config.json",
         "model-00001-of-00002.safetensors",
@@ -92,8 +96,9 @@ def test_a_snapshot_says_where_it_is_from(here: Hub) -> None:
     directory = model_directory("org/model")
     checkpoint = open_checkpoint(directory)
     assert list(all_faults(checkpoint)) == []
-    names = [path.name for path in auxiliary_files(directory)]
-    assert names == ["LICENSE", "generation_config.json", "tokenizer.json"]
+    names = [str(path.relative_to(directory)) for path in auxiliary_files(directory)]
+    rag = "additional_chat_templates/rag.jinja"
+    assert names == ["LICENSE", rag, "generation_config.json", "tokenizer.json"]
     base = base_model(checkpoint)
     assert (base.hub_id, base.revision) == ("org/model", directory.name)
     assert base.licence == {"license": "mit"}

@@ -149,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
             about = {"_id": "0", "id": name, "sha": commit, "private": False}
             self._send_json(about | {"siblings": siblings})
         elif what == "tree":
-            self._send_json(_tree(files, rest, recursive="recursive=True" in self.path))
+            self._send_json(_tree(files, rest, recursive="recursive=true" in self.path.lower()))
         elif what == "resolve" and rest in files:
             etag = f'"{_blob(files[rest])}"'
             self._send(200, files[rest], {"ETag": etag, "X-Repo-Commit": commit})

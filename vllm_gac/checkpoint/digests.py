@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from vllm_gac.checkpoint.atomic_files import write_json
+from vllm_gac.checkpoint.locate import TEMPLATES
 from vllm_gac.checkpoint.untrusted_files import read_json, sha256_of_file
 from vllm_gac.layout.schema import StrictModel, Version, validate
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 DIGESTS = "digests.json"
 # People edit the card and add licences; nothing reads them.
 _FREE = ("*.safetensors", "README.md", "LICEN[CS]E*", "NOTICE*", "USE_POLICY*", DIGESTS)
-_Name = Annotated[str, Field(pattern=r"^[^/\\\x00]{1,255}$")]
+_Name = Annotated[str, Field(pattern=rf"^({TEMPLATES}/)?[^/\\\x00]{{1,255}}$")]
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Checksum = Annotated[int, Field(ge=0, lt=1 << 32)]
 
@@ -67,8 +68,8 @@ def sign_tensors(directory: Path, tensors: "Mapping[str, torch.Tensor]") -> None
 def sign_files(directory: Path) -> None:
     """Write digests of all small files of a model directory beside those of its tensors."""
     signed = {
-        path.name: sha256_of_file(path)
-        for path in sorted(directory.iterdir())
+        str(path.relative_to(directory)): sha256_of_file(path)
+        for path in sorted([*directory.iterdir(), *directory.glob(f"{TEMPLATES}/*")])
         if path.is_file() and not any(fnmatch(path.name, free) for free in _FREE)
     }
     Digests.of(directory)._write(directory, files=signed)

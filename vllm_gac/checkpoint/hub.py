@@ -23,9 +23,13 @@ logger = logging.getLogger(__name__)
 # A name on the Hub: an organization and a repository.
 HUB_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-# Folders hold other formats of the same weights, and so do consolidated*.safetensors. A pattern's *
-# also matches "/".
-_NOT_FETCHED = ("*/*", f"{CONSOLIDATED}*", "*.bin", "*.pt", "*.pth", "*.pkl", "*.gguf")
+# Other folders hold other formats of the same weights, and so do consolidated*.safetensors. A
+# pattern's * also matches "/".
+_NOT_FETCHED = (
+    *(f"*/{weights}" for weights in _WEIGHTS),
+    *(f"{name}/*" for name in (*TOKENIZER, *OTHERS)),
+    *(f"{CONSOLIDATED}*", "*.bin", "*.pt", "*.pth", "*.pkl", "*.gguf"),
+)
 # Names that end so are files of a model, not ids.
 _FILES = (".bin", ".gguf", ".pt", ".pth", ".safetensors")
 

@@ -29,10 +29,13 @@ TOKENIZER = (
     "merges.txt",
     "tekken.json",
 )
-# Defaults of generation, the chat template, and what a licence wants to be passed on.
+# The folder of the chat templates beside the default one, as transformers has it.
+TEMPLATES = "additional_chat_templates"
+# Defaults of generation, chat templates, and what a licence wants to be passed on.
 OTHERS = (
     "generation_config.json",
     "chat_template*",
+    f"{TEMPLATES}/*.jinja",
     "LICENSE*",
     "LICENCE*",
     "NOTICE*",
@@ -125,7 +128,7 @@ def locate_weights(directory: Path) -> Weights:
 
 
 def auxiliary_files(source: Path) -> list[Path]:
-    """Tokenizer, generation config, chat template and licence of the model in `source`.
+    """Tokenizer, generation config, chat templates and licence of the model in `source`.
 
     Raises CheckpointError for a link out of `source`, because its target is not part of the model.
     """

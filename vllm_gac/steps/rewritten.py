@@ -78,13 +78,15 @@ def write_files(source: Path, directory: Path, config: Mapping[str, Any], card: 
     """Write what a model has beside its shards, but for its index.
 
     Args:
-        source: The directory with its tokenizer, generation config, chat template and licence.
+        source: The directory with its tokenizer, generation config, chat templates and licence.
         directory: Where the shards are.
         config: Its config.json.
         card: The text of the model card.
     """
     for path in auxiliary_files(source):
-        copy_file(path, directory / path.name)
+        copy = directory / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        copy_file(path, copy)
     if tokenized_by_mistral(source):
         if (gac := config.get("gac")) is None:
             logger.warning(

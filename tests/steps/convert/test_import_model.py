@@ -11,6 +11,7 @@ from tests.importers.low_rank_models import SOME, write_low_rank
 from tests.importers.tools import assert_same_logits
 from tests.support.command import error, result
 from tests.support.dense_models import write_tokenizer
+from vllm_gac.checkpoint.locate import TEMPLATES
 from vllm_gac.checkpoint.open import TensorInfo, open_checkpoint
 
 
@@ -24,6 +25,8 @@ def test_a_model_of_another_tool_becomes_a_gac_directory(
     source, model = write_low_rank(tmp_path / "source", "asvd", SOME)
     write_tokenizer(source / "tokenizer.json", 128)
     (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / TEMPLATES).mkdir()
+    (source / TEMPLATES / "rag.jinja").write_text("{{ documents }}")
     (source / "modeling_x.py").write_text("raise SystemExit")
     out = tmp_path / "out"
     done = result(capsys, "import", source, out, "--quiet")
@@ -31,12 +34,14 @@ def test_a_model_of_another_tool_becomes_a_gac_directory(
     assert_same_logits(out, model, "gac")
     assert {path.name for path in out.iterdir()} - {i.file for i in tensors(out)} == {
         "README.md",
+        TEMPLATES,
         "chat_template.jinja",
         "config.json",
         "digests.json",
         "model.safetensors.index.json",
         "tokenizer.json",
     }
+    assert (out / TEMPLATES / "rag.jinja").read_text() == "{{ documents }}"
 
 
 def test_nan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
