@@ -13,6 +13,8 @@ from tests.support.command import error, result
 from tests.support.dense_models import write_tokenizer
 from vllm_gac.checkpoint.locate import TEMPLATES
 from vllm_gac.checkpoint.open import TensorInfo, open_checkpoint
+from vllm_gac.errors import DiskError
+from vllm_gac.steps.convert.import_model import import_model
 
 
 def tensors(directory: Path) -> list[TensorInfo]:
@@ -42,6 +44,19 @@ def test_a_model_of_another_tool_becomes_a_gac_directory(
         "tokenizer.json",
     }
     assert (out / TEMPLATES / "rag.jinja").read_text() == "{{ documents }}"
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", f"{TEMPLATES}/rag.jinja"])
+def test_a_resumed_import_refuses_other_files_beside_the_base(file: str, tmp_path: Path) -> None:
+    source, _ = write_low_rank(tmp_path / "source", "asvd", SOME)
+    base, out = tmp_path / "base", tmp_path / "out"
+    (base / TEMPLATES).mkdir(parents=True)
+    shutil.copy(source / "config.json", base)
+    import_model(source, out, base=base, progress=False)
+    import_model(source, out, base=base, resume=True, progress=False)
+    (base / file).write_text("{}")
+    with pytest.raises(DiskError, match=str(out)):
+        import_model(source, out, base=base, resume=True, progress=False)
 
 
 def test_nan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

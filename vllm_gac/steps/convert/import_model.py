@@ -20,6 +20,7 @@ from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.locate import auxiliary_files, tokenized_by_mistral
 from vllm_gac.checkpoint.open import faults
+from vllm_gac.checkpoint.untrusted_files import sha256_of_file
 from vllm_gac.checkpoint.writer import size_and_time
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Format, Imported
@@ -107,7 +108,7 @@ def import_model(
     dense = model.config.model_copy(update={"gac": None})
     origin = model if base is None else replace(model, directory=base, config=dense)
     stored = request.dtype or _widest(model)
-    with output.run(_record(model, base, stored)) as run:
+    with output.run(_record(model, beside, base, stored)) as run:
         if not run.finished:
             _write_shards(model, stored, run.model, progress)
             card = imported_card(origin, model.format, _files(model), stored)
@@ -115,7 +116,7 @@ def import_model(
         return Conversion(model.format, model.layout, stored, _has_tokenizer(run.model))
 
 
-def _record(model: Imported, base: Path | None, dtype: WeightDtype) -> dict[str, Any]:
+def _record(model: Imported, beside: Path, base: Path | None, dtype: WeightDtype) -> dict[str, Any]:
     """What tells a run that goes on whether files and options are still the same."""
     return {
         "format": model.format,
@@ -123,6 +124,9 @@ def _record(model: Imported, base: Path | None, dtype: WeightDtype) -> dict[str,
         "files": {str(path): size_and_time(path) for path in _files(model)},
         "config_sha256": hashlib.sha256(json.dumps(model.raw_config).encode()).hexdigest(),
         "base": str(base) if base else None,
+        "beside": {
+            str(path.relative_to(beside)): sha256_of_file(path) for path in auxiliary_files(beside)
+        },
     }
 
 
