@@ -87,6 +87,13 @@ def write_files(source: Path, directory: Path, config: Mapping[str, Any], card: 
         copy = directory / path.relative_to(source)
         copy.parent.mkdir(exist_ok=True)
         copy_file(path, copy)
+    said = source / "tokenizer_config.json"
+    if said.is_file() and read_json(said).get("auto_map"):
+        logger.warning(
+            "%s: auto_map: this tokenizer is made by Python code, which is not copied; read that "
+            "code, and copy it to what comes out yourself",
+            said,
+        )
     if tokenized_by_mistral(source):
         if (gac := config.get("gac")) is None:
             logger.warning(

@@ -46,6 +46,18 @@ def test_a_model_of_another_tool_becomes_a_gac_directory(
     assert (out / TEMPLATES / "rag.jinja").read_text() == "{{ documents }}"
 
 
+def test_code_of_a_tokenizer_is_not_copied_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, _ = write_low_rank(tmp_path / "source", "asvd", SOME)
+    said = source / "tokenizer_config.json"
+    said.write_text(json.dumps({"auto_map": {"AutoTokenizer": [None, "tokenization_x.X"]}}))
+    (source / "tokenization_x.py").write_text("raise SystemExit")
+    import_model(source, tmp_path / "out", progress=False)
+    assert not (tmp_path / "out" / "tokenization_x.py").exists()
+    assert f"{said}: auto_map" in caplog.text
+
+
 @pytest.mark.parametrize("file", ["generation_config.json", f"{TEMPLATES}/rag.jinja"])
 def test_a_resumed_import_refuses_other_files_beside_the_base(file: str, tmp_path: Path) -> None:
     source, _ = write_low_rank(tmp_path / "source", "asvd", SOME)
