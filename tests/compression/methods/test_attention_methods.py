@@ -6,7 +6,7 @@ import torch
 
 from tests.compression.methods.one_layer import HEAD_DIM, KV_HEADS, OneLayer, one_layer
 from vllm_gac.compression.methods.heads.keys import Keys, latent_keys
-from vllm_gac.compression.methods.heads.projections import from_pairs, to_pairs
+from vllm_gac.compression.methods.heads.projections import from_pairs, to_pairs, turned
 from vllm_gac.compression.passes import observe_layer
 
 PAIRS = HEAD_DIM // 2
@@ -69,11 +69,25 @@ def test_latents_have_unit_variance_and_no_correlation() -> None:
     layer = one_layer()
     covariance = layer.stats["self_attn.q_proj"]
     query, key = (layer.weights[f"self_attn.{x}_proj.weight"] for x in "qk")
-    down, _ = latent_keys(query, key, covariance, KV_HEADS, 1, 6)
+    down, _ = latent_keys(query, key, covariance, layer.measured.inv_freq, KV_HEADS, 1, 6)
     for head in down.chunk(KV_HEADS):
         torch.testing.assert_close(
             head @ covariance @ head.T, torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-4
         )
+
+
+def test_queries_are_weighted_as_rope_turns_them_against_near_keys() -> None:
+    """The closed form is the mean over drawn offsets; without RoPE nothing is turned."""
+    half = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    moments, inv_freq = half @ half.mT, torch.tensor([1.0, 0.02, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(turned(moments, 0 * inv_freq), moments)
+    offsets = 32 * (torch.arange(4096, dtype=torch.float64) + 0.5) / 4096
+    angles = offsets[:, None] * inv_freq
+    cos, sin = torch.diag_embed(angles.cos()), torch.diag_embed(angles.sin())
+    rope = torch.cat((torch.cat((cos, -sin), 2), torch.cat((sin, cos), 2)), 1)
+    weights = (32 - offsets) / (32 - offsets).sum()
+    expected = torch.einsum("t,tab,hbc,tdc->had", weights, rope, moments, rope)
+    torch.testing.assert_close(turned(moments, inv_freq), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_latents_spend_themselves_on_what_queries_ask_for() -> None:

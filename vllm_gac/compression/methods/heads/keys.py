@@ -19,8 +19,8 @@ from vllm_gac.compression.methods.heads.normed_keys import (
     select_normed_pairs,
 )
 from vllm_gac.compression.methods.heads.projections import (
-    query_demand,
     rows_of_pairs,
+    turned,
     with_bias,
     without_bias,
 )
@@ -62,7 +62,8 @@ class Keys:
             return _left(normed_pair_scores(layer))
         query, key, covariance = _inputs(layer)
         if is_latent(self.form):
-            return self._left_by_rank(latent_factors(query, key, covariance, heads, self.group))
+            factors = latent_factors(query, key, covariance, layer.inv_freq, heads, self.group)
+            return self._left_by_rank(factors)
         scores = pair_scores(query, key, covariance, heads)
         if self.group > 1:
             scores = principal_axes(query, key, covariance, heads, self.group).strength
@@ -92,7 +93,7 @@ class Keys:
         query, key, covariance = _inputs(layer)
         smaller: dict[str, torch.Tensor] = {}
         if is_latent(self.form):
-            down, up = latent_keys(query, key, covariance, full, self.group, size)
+            down, up = latent_keys(query, key, covariance, layer.inv_freq, full, self.group, size)
             smaller |= without_bias(layer.weights, "self_attn.k_proj", down)
             smaller["self_attn.k_up_proj.weight"] = up
             statistics = _projected(layer, up)
@@ -173,6 +174,7 @@ def latent_keys(
     query: torch.Tensor,
     key: torch.Tensor,
     covariance: torch.Tensor,
+    inv_freq: torch.Tensor,
     key_heads: int,
     group: int,
     size: int,
@@ -180,30 +182,34 @@ def latent_keys(
     """Latents of `size` elements for each `group` of the model's `key_heads`.
 
     query [query_heads * D, hidden] and key [key_heads * D, hidden] with input covariance
-    [hidden, hidden] -> down [key_heads / group * size, hidden], which replaces k_proj, and up
-    [key_heads / group, group * D, size], from which keys are rebuilt before RoPE. The latents are
-    uncorrelated and of unit variance, so that any cache dtype suits them.
+    [hidden, hidden], and inv_freq [D / 2] -> down [key_heads / group * size, hidden], which
+    replaces k_proj, and up [key_heads / group, group * D, size], from which keys are rebuilt before
+    RoPE. The latents are uncorrelated and of unit variance, so that any cache dtype suits them.
 
-    Unlike in PaLU, errors of the keys are weighted by the queries. RoPE turns a query against a
-    key by phases that are spread over the circle, so that only the energy per pair remains of the
-    queries' covariance.
+    Unlike in PaLU, errors of the keys are weighted by the queries, as RoPE turns these against the
+    keys (`turned`).
     """
-    factors = latent_factors(query, key, covariance, key_heads, group)
+    factors = latent_factors(query, key, covariance, inv_freq, key_heads, group)
     ups, downs = zip(*(f.truncate(size) for f in factors), strict=True)
     return torch.cat(downs), torch.stack(ups)
 
 
 def latent_factors(
-    query: torch.Tensor, key: torch.Tensor, covariance: torch.Tensor, key_heads: int, group: int
+    query: torch.Tensor,
+    key: torch.Tensor,
+    covariance: torch.Tensor,
+    inv_freq: torch.Tensor,
+    key_heads: int,
+    group: int,
 ) -> list[Factorization]:
-    """The factorized keys of each group, weighted by the energy of its queries.
+    """The factorized keys of each group, weighted by the second moment of its queries.
 
     The arguments have the shapes of `latent_keys`.
     """
-    demand = query_demand(query, covariance, key_heads, key.shape[0] // key_heads // 2)
-    weight = torch.cat((demand, demand), 1).flatten()  # both rows of a pair
+    queries = query.double().view(key_heads, -1, 2 * len(inv_freq), query.shape[-1])
+    moments = turned((queries @ covariance.double() @ queries.mT).sum(1), inv_freq)
     groups = key_heads // group
     return [
-        factorize(rows, covariance, torch.diag(row_weight))
-        for rows, row_weight in zip(key.chunk(groups), weight.chunk(groups), strict=True)
+        factorize(rows, covariance, torch.block_diag(*of_heads))  # type: ignore[no-untyped-call]
+        for rows, of_heads in zip(key.chunk(groups), moments.chunk(groups), strict=True)
     ]

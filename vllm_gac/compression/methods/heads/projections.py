@@ -8,9 +8,13 @@ RoPE sees the rows f and f + P of a head as one complex row: it multiplies pair 
 exp(i t inv_freq[f]). The logit of a query and a key is Re(sum_f conj(q_f) k_f).
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
+
+# Offsets of keys that are counted, in tokens: most attention is near.
+_OFFSETS = 32
 
 
 def to_pairs(weight: torch.Tensor, heads: int, pairs: int) -> torch.Tensor:
@@ -49,6 +53,37 @@ def query_demand(
     energy = pair_energy(to_pairs(query, -1, pairs), covariance)
     demand = energy.view(key_heads, -1, pairs).sum(1)
     return demand.clamp_min((demand.max() * 1e-12).clamp_min(1e-30))
+
+
+def turned(moments: torch.Tensor, inv_freq: torch.Tensor) -> torch.Tensor:
+    """E[R q q^T R^T] [heads, D, D], where RoPE turns queries q by their offset from the keys.
+
+    `moments` E[q q^T] [heads, D, D], inv_freq [D / 2]. Offsets t are as in a causal sequence of
+    `_OFFSETS` tokens T: their density is 2 (T - t) / T^2.
+    """
+    inv_freq = inv_freq.to(moments)
+    cos_of_sum, sin_of_sum = _mean_cos_and_sin(inv_freq[:, None] + inv_freq)
+    cos_of_difference, sin_of_difference = _mean_cos_and_sin(inv_freq[:, None] - inv_freq)
+    # Means of products of cos and sin of two pairs' angles.
+    cos_cos, sin_sin = (cos_of_difference + cos_of_sum) / 2, (cos_of_difference - cos_of_sum) / 2
+    cos_sin = (sin_of_sum - sin_of_difference) / 2
+    pairs = len(inv_freq)
+    upper, c = moments[:, :pairs], moments[:, pairs:, pairs:]
+    a, b = upper[..., :pairs], upper[..., pairs:]
+    first = cos_cos * a - cos_sin * b - cos_sin.T * b.mT + sin_sin * c
+    mixed = cos_sin * a + cos_cos * b - sin_sin * b.mT - cos_sin.T * c
+    second = sin_sin * a + cos_sin.T * b + cos_sin * b.mT + cos_cos * c
+    return torch.cat((torch.cat((first, mixed), 2), torch.cat((mixed.mT, second), 2)), 1)
+
+
+def _mean_cos_and_sin(frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """E[cos(w t)] and E[sin(w t)] of every frequency w, for offsets t as in `turned`."""
+    angles = frequencies * _OFFSETS
+    far = angles.abs() > 1e-3
+    x = angles.where(far, 1.0)
+    return (angles / (2 * math.pi)).sinc().square(), (2 * (x - x.sin()) / x**2).where(
+        far, angles / 3
+    )
 
 
 def with_bias(weights: Mapping[str, torch.Tensor], linear: str) -> torch.Tensor:
